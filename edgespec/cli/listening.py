@@ -1,10 +1,20 @@
-"""The error for an address that the program cannot listen on."""
+"""Addresses that the program listens on, and the error for one that it cannot have."""
 
 from __future__ import annotations
 
 import errno
+import ipaddress
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 from edgespec.errors import UsageError
+from edgespec.files.user_folders import expanded
+
+_BACKLOG = 128
+_HINT = "Choose another --port or --host."
 
 
 def cannot_listen(host: str, port: int, error: OSError, hint: str) -> UsageError:
@@ -12,3 +22,100 @@ def cannot_listen(host: str, port: int, error: OSError, hint: str) -> UsageError
     if error.errno == errno.EADDRINUSE:
         return UsageError(f"Port {port} is already in use.", hint)
     return UsageError(f"Cannot listen on {host}:{port}: {error.strerror}.", hint)
+
+
+def split_hosts(text: str) -> list[str]:
+    """The addresses in a list with commas; those of IPv6 may have brackets.
+
+    Raises:
+        UsageError: there is none.
+    """
+    hosts = [host.strip().removeprefix("[").removesuffix("]") for host in text.split(",")]
+    if not all(hosts):
+        raise UsageError("--host has an empty address.", "Give addresses, separated by commas.")
+    return hosts
+
+
+def is_unix_socket(host: str) -> bool:
+    """True if an address is the path of a Unix socket."""
+    return "/" in host
+
+
+def is_local(host: str) -> bool:
+    """True if only this machine can reach an address."""
+    if host == "localhost" or is_unix_socket(host):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@contextmanager
+def listening(hosts: list[str], port: int) -> Iterator[list[socket.socket]]:
+    """Listen on addresses, all with the same port; 0 is one that is free.
+
+    Raises:
+        UsageError: an address cannot be used.
+    """
+    with ExitStack() as stack:
+        listeners: list[socket.socket] = []
+        for host in hosts:
+            if is_unix_socket(host):
+                listeners.append(stack.enter_context(_unix_listener(expanded(host))))
+                continue
+            listener = _tcp_listener(host, port, stack, alone=len(hosts) == 1)
+            port = listener.getsockname()[1]
+            listeners.append(listener)
+        yield listeners
+
+
+def _tcp_listener(host: str, port: int, stack: ExitStack, *, alone: bool) -> socket.socket:
+    """A listening socket, closed with the stack; `alone` lets :: take IPv4 connections too."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6 and not alone:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        raise cannot_listen(host, port, error, _HINT) from error
+    return listener
+
+
+@contextmanager
+def _unix_listener(path: Path) -> Iterator[socket.socket]:
+    """A listening Unix socket for the user and the group; its file is removed at the end."""
+    if not hasattr(socket, "AF_UNIX"):
+        raise UsageError(f"This system has no Unix sockets such as {path}.", _HINT)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            _remove_stale(path)
+            listener.bind(str(path))
+            own = path.stat().st_ino
+            path.chmod(0o660)  # before anybody can connect
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise UsageError(f"{path} is already in use.", "Choose another --host.") from error
+            reason = error.strerror or str(error)
+            raise UsageError(f"Cannot listen on {path}: {reason}.", "Choose another --host.") from error
+        try:
+            yield listener
+        finally:
+            with suppress(OSError):
+                if path.stat().st_ino == own:  # not that of a server that replaced it
+                    path.unlink()
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket of a server that has crashed."""
+    with suppress(FileNotFoundError):
+        if stat.S_ISSOCK(path.lstat().st_mode):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+                try:
+                    client.connect(str(path))
+                except ConnectionRefusedError:
+                    path.unlink()

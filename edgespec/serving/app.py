@@ -6,6 +6,7 @@ import hmac
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from itertools import dropwhile
 from typing import Any, Generic
 
 from starlette.applications import Starlette
@@ -40,6 +41,7 @@ _OLLAMA = "/api/"
 _UNSUPPORTED = ("pull", "push", "create", "copy", "delete", "blobs/{digest:path}")
 
 _ANY = ("GET", "POST", "PUT", "DELETE")
+_KEY_HEADERS = (b"authorization", b"x-api-key", b"api-key")
 
 
 class Application:
@@ -86,9 +88,28 @@ class Application:
         refuse = _NoSuchRoute(routes)
         handlers: dict[Any, Any] = {404: refuse, 405: refuse, 500: _bug}
         self._app: ASGIApp = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+        # The names under /v1: clients whose base URL lacks it, or has it twice, are served too.
+        self._names_in_v1 = {route.path.split("/")[2] for route in routes if route.path.startswith("/v1/")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope["path"] = self._served_path(scope["path"])
         await self._app(scope, receive, send)
+
+    def _served_path(self, path: str) -> str:
+        """The path that a request means: single slashes, none at the end, and one /v1 where it belongs."""
+        parts = [part for part in path.split("/") if part]
+        rest = list(dropwhile("v1".__eq__, parts))
+        return "/" + "/".join(["v1", *rest] if rest and rest[0] in self._names_in_v1 else parts)
+
+    def drain(self) -> None:
+        """Refuse new requests from now on; see `is_busy`."""
+        self._handler.drain()
+
+    @property
+    def is_busy(self) -> bool:
+        """True while accepted requests are being answered."""
+        return self._worker.is_busy
 
     def stop(self) -> None:
         """End all answers; called on the event loop before the server waits for its clients."""
@@ -221,16 +242,21 @@ class _RequireKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in ("/health", PAGE):
-            headers = dict(scope["headers"])
-            bearer = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
-            given = headers.get(b"x-api-key", bearer)  # as clients of the Anthropic API send it
-            if not hmac.compare_digest(given, self._key):
-                text = "The API key is invalid." if given else "The API key is missing."
-                text += " Send it in the header 'Authorization: Bearer KEY', or in x-api-key."
+            # Clients may send several, such as one of another service in x-api-key.
+            given = [_key_in(value) for name, value in scope["headers"] if name in _KEY_HEADERS]
+            if not any(hmac.compare_digest(key, self._key) for key in given):
+                text = "The API key is invalid." if any(given) else "The API key is missing."
+                text += " Send it in the header 'Authorization: Bearer KEY', in x-api-key or in api-key."
                 refusal = Refusal(401, text, "invalid_api_key")
                 await refusal.response(_failure_at(scope["path"], refusal))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def _key_in(value: bytes) -> bytes:
+    """The key in a header, with or without a scheme (RFC 9110: in any case, and followed by blanks)."""
+    scheme, _, rest = value.strip().partition(b" ")
+    return rest.strip() if scheme.lower() == b"bearer" else value.strip()
 
 
 class _NoSuchRoute:

@@ -169,6 +169,11 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
         """The reason why nothing can be answered now; empty if nothing is wrong."""
         return self._failure
 
+    @property
+    def is_busy(self) -> bool:
+        """True while requests hold a slot of the queue."""
+        return self._open > 0
+
     @contextmanager
     def queue_slot(self) -> Iterator[QueueSlot]:
         """A slot of the queue, for one request.

@@ -48,11 +48,8 @@ class HostCheck:
         if scope["type"] == "http":
             hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
             if any(_name_of(host) not in self._allowed for host in hosts or [""]):
-                name = ", ".join(hosts)
-                text = (
-                    f"This server is for its own machine only, not under the name {name!r}. "
-                    "Use localhost, and have a proxy in front of it send that as the Host header."
-                )
+                name = ", ".join(map(_name_of, hosts))
+                text = f"Host {name!r} is not allowed. Start the server with --allow-host {name or 'NAME'}."
                 await Refusal(403, text, "host_not_allowed").response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -102,7 +99,7 @@ class OriginCheck:
         own = [f"{scope.get('scheme', 'http')}://{host}" for host in found[b"host"]]
         if _parts(origin) is not None and [_parts(origin)] == [_parts(address) for address in own]:
             return None
-        text = f"Web pages of {origin} may not use this server; serve --cors {origin} allows it."
+        text = f"Origin {origin} is not allowed. Start the server with --cors {origin}."
         return Refusal(403, text, "origin_not_allowed")
 
 
@@ -124,7 +121,11 @@ def checked_origin(origin: str) -> str:
     Raises:
         UsageError: it is neither an origin nor *.
     """
-    parts = urlsplit(origin)
-    if origin != ANY and (parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/")):
-        raise UsageError(f"--cors must be like https://example.com, or *, not {origin}.")
-    return origin if origin == ANY else f"{parts.scheme}://{parts.netloc}".lower()
+    parts = _parts(origin)
+    if origin == ANY:
+        return origin
+    if parts is None or origin.count("/") - origin.endswith("/") != 2 or {*"?#"} & {*origin}:
+        raise UsageError(f"--cors must be an origin such as https://example.com, or *, not {origin}.")
+    scheme, name, port = parts
+    host = f"[{name}]" if ":" in name else name
+    return f"{scheme}://{host}" if port == _PORTS[scheme] else f"{scheme}://{host}:{port}"

@@ -64,7 +64,12 @@ class RequestHandler(ABC, Generic[Worker, EndpointT]):
         self._limits = limits
         self._bodies = BodyReceiver(limits)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
+        self._draining = False
         self._stopping = asyncio.Event()
+
+    def drain(self) -> None:
+        """Refuse requests that arrive from now on."""
+        self._draining = True
 
     def stop(self) -> None:
         """Refuse new requests, and end the others."""
@@ -78,7 +83,7 @@ class RequestHandler(ABC, Generic[Worker, EndpointT]):
         answers: list[Generation] = []
         try:
             async with self._bodies.received(sender.http) as body:
-                if self._stopping.is_set():
+                if self._draining or self._stopping.is_set():
                     raise ShuttingDown
                 await self._until_abandoned(sender, self._respond(sender, endpoint, body, answers))
         except ClientDisconnect:

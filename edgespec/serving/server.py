@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 from types import FrameType
@@ -14,17 +15,19 @@ from edgespec.serving.connection import connection_type
 from edgespec.serving.request_bodies import RestOfBody
 
 _GRACE_S = 3
+_POLL_S = 0.1
 
 
 class Server(uvicorn.Server):
-    """Serves until SIGINT or SIGTERM; then answers in progress are ended.
+    """Serves until SIGTERM, then completes the answers in progress; other signals, or a second one, end them.
 
     Attributes:
-        ended_by: the signal that ended it; 0 if there was none yet.
+        interrupted: whether a signal other than SIGTERM came.
     """
 
     def __init__(self, app: Application, limits: Limits, *, verbose: bool = False) -> None:
-        self.ended_by = 0
+        self.interrupted = False
+        self._is_draining = False
         self._application = app
         super().__init__(
             uvicorn.Config(
@@ -36,18 +39,26 @@ class Server(uvicorn.Server):
                 log_level="info" if verbose else "error",
                 timeout_graceful_shutdown=_GRACE_S,
                 server_header=False,
+                # Only X-Forwarded-Proto matters, and it admits no page: see OriginCheck. Clients at a Unix
+                # socket or in another container are trusted as those on this machine are.
+                forwarded_allow_ips="*",
             )
         )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to shut down; a second SIGINT does not wait for clients."""
+        """Begin to shut down, or hurry up; a second Ctrl-C does not wait for clients."""
         # Unlike in uvicorn, signals are not raised again afterwards: the model has to be closed first.
-        if self.should_exit and sig == signal.SIGINT:
-            self.force_exit = True
+        self.force_exit = self.interrupted
+        self.interrupted |= sig != signal.SIGTERM
+        self._is_draining = not self.should_exit and not self.interrupted
         self.should_exit = True
-        self.ended_by = self.ended_by or sig
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End answers first; waiting for them could take forever."""
+        """Refuse new requests, complete the others if that is wanted, and end what is left."""
+        for server in self.servers:
+            server.close()  # the next server may have the address
+        self._application.drain()
+        while self._is_draining and self._application.is_busy:
+            await asyncio.sleep(_POLL_S)
         self._application.stop()
         await super().shutdown(sockets)

@@ -253,11 +253,17 @@ def test_web_pages_cannot_reach_it(url: str) -> None:
     form = {"Content-Type": "text/plain", "Origin": "https://evil.example"}
     connection.request("POST", "/v1/chat/completions", body, form)
     answer = connection.getresponse()
-    assert (answer.status, "may not use this server" in answer.read().decode()) == (403, True)
+    assert (answer.status, "Start the server with --cors https://evil" in answer.read().decode()) == (
+        403,
+        True,
+    )
     connection.request("GET", "/v1/models", headers={"Host": "evil.example"})
     answer = connection.getresponse()
     assert answer.status == 403
-    assert "not under the name 'evil.example'. Use localhost" in json.load(answer)["error"]["message"]
+    assert (
+        "Host 'evil.example' is not allowed. Start the server with --allow-host evil.example."
+        in json.load(answer)["error"]["message"]
+    )
     for host in ("LOCALHOST:1", "[::1]:8080", "127.0.0.1"):
         connection.request("GET", "/v1/models", headers={"Host": host})
         answer = connection.getresponse()

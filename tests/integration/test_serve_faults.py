@@ -254,13 +254,17 @@ def test_a_client_that_leaves_while_it_sends_is_no_news(smol_path: Path) -> None
             assert client.is_closed()
         assert server.text()
         program.send_signal(signal.SIGTERM)
-        assert end_of(program) == (143, "")
+        assert end_of(program) == (0, "")
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+    ("numbers", "code"),
+    [
+        ([signal.SIGTERM, signal.SIGTERM], 0),
+        pytest.param([signal.SIGINT], 130, marks=pytest.mark.slow),
+    ],
 )
-def test_the_end_comes_at_once_and_in_order(smol_path: Path, number: int, code: int) -> None:
+def test_the_end_comes_at_once_and_in_order(smol_path: Path, numbers: list[int], code: int) -> None:
     with started(smol_path, "--context", "4096", "--draft", "none", "--parallel", "1", "--queue", "4") as (
         server,
         program,
@@ -269,7 +273,9 @@ def test_the_end_comes_at_once_and_in_order(smol_path: Path, number: int, code: 
             waiting.send(TEXT, SHORT)
             wait_until(lambda: queued(server))  # a request that has not arrived is not answered
             uploading.begin(TEXT, 1000)
-            program.send_signal(number)
+            for number in numbers:
+                program.send_signal(number)
+                wait_until(lambda: not is_open(server))
             status, answer = waiting.answer()
             assert (status, answer["error"]["message"]) == (503, "The server is shutting down.")
             received = b""
@@ -278,6 +284,35 @@ def test_the_end_comes_at_once_and_in_order(smol_path: Path, number: int, code: 
             assert b"The server is shutting down." in received
             assert uploading.is_closed()
         assert end_of(program) == (code, "")
+
+
+def is_open(server: Running) -> bool:
+    """True if new connections are accepted."""
+    with contextlib.suppress(ConnectionError):
+        server.connect().socket.close()
+        return True
+    return False
+
+
+def test_after_sigterm_answers_in_progress_are_completed(smol_path: Path) -> None:
+    with started(smol_path, "--context", "512", "--draft", "none", "--parallel", "1") as (server, program):
+        with server.connect() as stream, server.connect() as waiting, server.connect() as late:
+            late.socket.sendall(b"POST ")  # an open connection
+            stream.send(TEXT, LONG | {"prompt": "la", "max_tokens": 200, "stream": True, "ignore_eos": True})
+            received = stream.socket.recv(65536)
+            waiting.send(TEXT, SHORT)
+            wait_until(lambda: queued(server))
+            program.send_signal(signal.SIGTERM)
+            wait_until(lambda: not is_open(server))
+            late.socket.sendall(
+                f"{TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{{}}".encode()
+            )
+            assert late.answer()[1]["error"]["message"] == "The server is shutting down."
+            while piece := stream.socket.recv(65536):
+                received += piece
+            assert b"[DONE]" in received
+            assert waiting.answer()[0] == 200
+        assert end_of(program) == (0, "")
 
 
 def test_a_model_without_a_template_completes_texts(tmp_path: Path, smol_path: Path) -> None:

@@ -35,6 +35,12 @@ def server(model: Path) -> Iterator[Running]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def guarded(model: Path) -> Iterator[Running]:
+    with serving(partial(load, model), api_key="secret") as running:
+        yield running
+
+
 def head(*fields: str, line: str = f"POST {TEXT} HTTP/1.1") -> bytes:
     return "\r\n".join([line, "Host: localhost", "Content-Type: application/json", *fields, "", ""]).encode()
 
@@ -154,7 +160,7 @@ def test_a_malformed_body_is_one_line_in_the_log(model: Path, tmp_path: Path) ->
         assert server.text()
         program.send_signal(signal.SIGTERM)
         code, told = end_of(program)
-    assert code == 143
+    assert code == 0
     assert not re.search("traceback|exception|error", told, re.IGNORECASE), told
     statuses = [json.loads(line)["status"] for line in log.read_text().splitlines()]
     assert statuses == [400] * 2 * len(MALFORMED) + [200]
@@ -212,6 +218,52 @@ def test_what_is_not_served_names_what_is(server: Running, line: str, status: in
         connection.request(method, path.replace("{model}", "model"))
         assert connection.getresponse().status not in (404, 405, 501), route
         connection.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("//v1/models", "/v1/models"),
+        ("/v1/models/", "/v1/models"),
+        ("/models", "/v1/models"),
+        ("/v1/v1/models", "/v1/models"),
+        ("/health/", "/health"),
+        ("/v1/models//model", "/v1/models/model"),
+    ],
+)
+def test_paths_that_clients_join_wrongly_are_served(server: Running, path: str, meant: str) -> None:
+    assert server.get(path) == server.get(meant)
+    assert server.get(path)[0] == 200
+
+
+def test_answers_are_served_without_v1(server: Running) -> None:
+    for path in ("/completions", "//v1//completions/"):
+        status, answer = server.post(path, {"prompt": "Once", "max_tokens": 2})
+        assert status == 200, answer
+    assert server.get("/v1")[0] == server.get("/v1/health")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("status", "fields"),
+    [
+        (200, ["Authorization: Bearer secret"]),
+        (200, ["authorization: bearer secret"]),
+        (200, ["Authorization: BEARER   secret "]),
+        (200, ["x-api-key: secret"]),
+        (200, ["api-key: secret"]),
+        (200, ["Authorization: Bearer secret", "x-api-key: other"]),
+        (200, ["Authorization: Bearer other", "x-api-key: secret"]),
+        (401, ["Authorization: Bearer other", "x-api-key: another"]),
+        (401, ["Authorization: Basic secret"]),
+        (401, ["Authorization: Bearer"]),
+        (401, ["x-api-key:"]),
+        (401, []),
+    ],
+)
+def test_keys_as_clients_send_them(guarded: Running, status: int, fields: list[str]) -> None:
+    for path in ("/v1/models", "//models/"):
+        ((found, _),) = exchange(guarded, head(*fields, CLOSE, line=f"GET {path} HTTP/1.1"))
+        assert found == status
 
 
 # Bugs

@@ -83,13 +83,25 @@ def test_browsers_may_use_the_official_sdks(cors: str, asked: str) -> None:
 
 @pytest.mark.parametrize(
     ("given", "taken"),
-    [("https://Ours.example/", OURS), ("http://localhost:3000", "http://localhost:3000"), ("*", "*")],
+    [
+        ("https://Ours.example/", OURS),
+        ("https://ours.example:443", OURS),
+        ("http://localhost:3000", "http://localhost:3000"),
+        ("http://[::1]:80", "http://[::1]"),
+        ("*", "*"),
+    ],
 )
 def test_origins_are_taken_as_browsers_write_them(given: str, taken: str) -> None:
     assert checked_origin(given) == taken
 
 
-@pytest.mark.parametrize("given", ["ours.example", "https://", "https://ours.example/page", "ftp://x"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("ours.example", "https://", "https://ours.example/page", "ftp://x", "http://[x", "http://a:99999"),
+        *("https://a?b", "https://me@a", "", "https://a//"),
+    ],
+)
 def test_what_is_no_origin_is_refused(given: str) -> None:
-    with pytest.raises(UsageError, match="--cors must be like"):
+    with pytest.raises(UsageError, match="--cors must be an origin"):
         checked_origin(given)

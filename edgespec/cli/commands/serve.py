@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from contextlib import ExitStack
 from functools import partial
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.conversation.settings import sampling_in_words
-from edgespec.cli.listening import cannot_listen
+from edgespec.cli.listening import is_local, listening, split_hosts
 from edgespec.cli.options.declaration import config_option, option, with_options
 from edgespec.cli.options.model_flag import ModelFlag
 from edgespec.cli.options.output import OutputOptions
@@ -33,7 +32,15 @@ _PANEL = "Server"
 @partial(with_options, leave_out=("as_json", "collect"), defaults=Config.of(prompt_cache=True))
 def serve(
     called: typer.Context,
-    host: Annotated[str, option(_PANEL, "--host", "Address to listen on.", metavar="ADDRESS")] = "127.0.0.1",
+    host: Annotated[
+        str,
+        option(
+            _PANEL,
+            "--host",
+            "Address to listen on, or several with commas; the path of a Unix socket.",
+            metavar="ADDRESS",
+        ),
+    ] = "127.0.0.1",
     port: Annotated[
         int, option(_PANEL, "--port", "Port to listen on; 0 for any free port.", metavar="N")
     ] = 8080,
@@ -81,6 +88,15 @@ def serve(
         str | None,
         option(_PANEL, "--cors", "Origin whose web pages may use the API; * for any.", metavar="ORIGIN"),
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        option(
+            _PANEL,
+            "--allow-host",
+            "Another name by which clients reach this server; repeatable.",
+            metavar="NAME",
+        ),
+    ] = None,
     system: Annotated[
         str | None,
         option("Prompt", "--system", "System prompt for chats without one.", metavar="TEXT"),
@@ -105,9 +121,11 @@ def serve(
     limit = parse_size(max_body, least_bare=0)
     if not 1024 <= limit <= 1 << 30:
         raise UsageError(f"--max-body must be from 1KiB to 1GiB, not {max_body}.")
-    if api_key is None and not _is_loopback(host):
+    addresses = split_hosts(host)
+    public = [address for address in addresses if not is_local(address)]
+    if api_key is None and public:
         raise UsageError(
-            f"Other machines can reach this server at {host}, but it has no API key.",
+            f"Other machines can reach this server at {public[0]}, but it has no API key.",
             "Set one with --api-key or EDGESPEC_API_KEY, or leave out --host.",
         )
     from edgespec import open_embedder, open_engine
@@ -132,7 +150,7 @@ def serve(
         ) from error
     cors = None if cors is None else checked_origin(cors)
     with ExitStack() as stack:
-        listener = stack.enter_context(_listen(host, port))
+        listeners = stack.enter_context(listening(addresses, port))
         shown = terminal.note if terminal.verbose or terminal.is_watched else None
         requests = RequestLog(expanded(log) if log else None, shown)
         stack.callback(requests.close)
@@ -184,48 +202,32 @@ def serve(
                 on_prefill_progress=lambda progress: terminal.detail(f"Reading a prompt: {progress}."),
                 system=system,
             )
-        hosts = ["localhost", "127.0.0.1", "::1", host] if _is_loopback(host) else None
+        # A server for this machine is protected by names (see HostCheck), and others by their key.
+        hosts = None if public else ["localhost", "127.0.0.1", "::1", *addresses, *(allow_host or ())]
         app = Application(handler, api_key=api_key, hosts=hosts, cors=cors)
         server = Server(app, limits, verbose=output.verbose)
-        bound = listener.getsockname()
-        address = f"http://{_for_url(bound[0])}:{bound[1]}"
+        address, *others = map(_url, listeners)
         if embeds:
             terminal.note(f"Serving embeddings of {model} at {address}/v1. Ctrl-C ends it.")
             terminal.note(f"Base URLs: OpenAI {address}/v1, Ollama {address}.")
         else:
             terminal.note(f"Serving {model} at {address}/v1; chat at {address}. Ctrl-C ends it.")
             terminal.note(f"Base URLs: OpenAI {address}/v1, Anthropic {address}, Ollama {address}.")
+        if others:
+            terminal.note(f"Also at {', '.join(others)}.")
         if not can_chat:
             terminal.warn(
                 "The model has no chat template: /v1/completions is served, and /v1/chat/completions is "
                 "refused. To chat, serve a GGUF file with a template."
             )
-        server.run(sockets=[listener])
-    if server.ended_by:
-        raise typer.Exit(128 + server.ended_by)
+        server.run(sockets=listeners)
+    if server.interrupted:
+        raise typer.Exit(130)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket; raises UsageError if the address cannot be used."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(128)
-    except OSError as error:
-        raise cannot_listen(host, port, error, "Choose another --port or --host.") from error
-    return listener
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _for_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+def _url(listener: socket.socket) -> str:
+    """The address of a server for people, and for clients unless it is a Unix socket."""
+    if listener.family not in (socket.AF_INET, socket.AF_INET6):
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
