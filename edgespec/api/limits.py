@@ -30,11 +30,8 @@ class Limits:
         text_per_token: bytes of text per token of the context; longer prompts are refused before they are
             tokenized.
         small_text: a prompt of this size is tokenized whatever the context.
-        head_s: time to receive the request line and headers.
         body_s: time to receive the body.
-        stalled_s: time that a client may go without reading what it is sent.
-        linger_s: further time to receive, and drop, the rest of a request that was refused.
-        connections: open connections.
+        connections: connections that are open when a request arrives.
     """
 
     body: int = 32 << 20
@@ -52,10 +49,7 @@ class Limits:
     tools: int = 2 << 20
     text_per_token: int = 32
     small_text: int = 64 << 10
-    head_s: float = 20.0
     body_s: float = 60.0
-    stalled_s: float = 60.0
-    linger_s: float = 5.0
     connections: int = 512
 
     @property

@@ -123,7 +123,7 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
     ) -> None:
         async with AsyncExitStack() as stack:
             slot = stack.enter_context(self.worker.queue_slot()) if endpoint.waits else None
-            exchange = await self._prepared(body.content, endpoint, stack)
+            exchange = await self._prepared(body, endpoint, stack)
             self._bodies.drop(body)
             if isinstance(exchange, _DirectReply):
                 sender.warnings = exchange.warnings
@@ -148,7 +148,7 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
                 await sender.whole(builder.whole(exchange.answers))
 
     async def _prepared(
-        self, content: bytearray, endpoint: Endpoint, stack: AsyncExitStack
+        self, received: RequestBody, endpoint: Endpoint, stack: AsyncExitStack
     ) -> _Exchange | _DirectReply:
         """The request in a body, and the tokens of its prompt.
 
@@ -161,7 +161,7 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
         def prepare_without_reading() -> _Exchange | _DirectReply | None:
             try:
                 with without_reading():
-                    return self._prepare(content, endpoint)
+                    return self._prepare(received, endpoint)
             except UnreadImage:
                 return None
 
@@ -173,7 +173,7 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
 
         def prepare() -> _Exchange | _DirectReply:
             with checked_while_waiting(end_if_abandoned):
-                return self._prepare(content, endpoint)
+                return self._prepare(received, endpoint)
 
         try:
             exchange = await loop.run_in_executor(self._threads, prepare_without_reading)
@@ -186,9 +186,10 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
         finally:
             abandoned.set()
 
-    def _prepare(self, content: bytearray, endpoint: Endpoint) -> _Exchange | _DirectReply:
+    def _prepare(self, received: RequestBody, endpoint: Endpoint) -> _Exchange | _DirectReply:
         """The request in a body, and the tokens of its prompt; called in a thread."""
         limits = self._limits
+        content = received.decoded(limits.body)
         with self.worker.borrowed() as served:
             engine = served.engine
             body = (

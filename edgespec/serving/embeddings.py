@@ -116,7 +116,7 @@ class EmbeddingHandler(RequestHandler[EmbeddingWorker, EmbeddingEndpoint]):
     ) -> None:
         start, loop = time.perf_counter(), asyncio.get_running_loop()
         with self.worker.queue_slot() as slot:
-            prepared = await loop.run_in_executor(self._threads, self._prepare, body.content, endpoint)
+            prepared = await loop.run_in_executor(self._threads, self._prepare, body, endpoint)
             self._bodies.drop(body)
             request, n_tokens = prepared.request, sum(map(len, prepared.sequences))
             self.worker.metrics.prompt_accepted(n_tokens)
@@ -144,11 +144,12 @@ class EmbeddingHandler(RequestHandler[EmbeddingWorker, EmbeddingEndpoint]):
             # Millions of numbers are not written in the thread of all connections.
             await sender.whole(await loop.run_in_executor(self._threads, response))
 
-    def _prepare(self, content: bytearray, endpoint: EmbeddingEndpoint) -> _Prepared:
+    def _prepare(self, received: RequestBody, endpoint: EmbeddingEndpoint) -> _Prepared:
         """The request in a body, and the tokens of its inputs; called in a thread."""
         limits = self._limits
         with self.worker.borrowed() as served:
             embedder = served.embedder
+            content = received.decoded(limits.body)
             body = parse(content, values=limits.values + embedder.context, depth=limits.depth)
             request = endpoint.read(body, self.names, embedder.width)
             sequences = [embedder.tokens(one, truncate=request.truncate) for one in request.inputs]

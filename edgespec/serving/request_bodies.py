@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import zlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.api.limits import Limits
-from edgespec.api.refusals import RETRY_S, Refusal
+from edgespec.api.refusals import RETRY_S, Refusal, ShuttingDown
 
+_GZIP = 31  # as zlib's window bits
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -23,13 +24,40 @@ class RequestBody:
     """A received body.
 
     Attributes:
-        content: its bytes.
+        content: its bytes, as they were sent.
+        encoding: how they were compressed, in the words of HTTP; empty for not at all.
         counted: how many of them count towards the total.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, encoding: str = "") -> None:
         self.content = bytearray()
+        self.encoding = encoding
         self.counted = 0
+
+    def decoded(self, most: int) -> bytes | bytearray:
+        """The content without compression; called in a thread, as that takes time.
+
+        Args:
+            most: bytes of it.
+
+        Raises:
+            Refusal: there are more, the compression is unknown, or the bytes are damaged.
+        """
+        if self.encoding in ("", "identity"):
+            return self.content
+        if self.encoding not in ("gzip", "x-gzip"):
+            text = f"Content-Encoding {self.encoding!r} is not supported. Send gzip, or no compression."
+            raise Refusal(415, text, "unsupported_encoding")
+        stream = zlib.decompressobj(_GZIP)
+        try:
+            content = stream.decompress(self.content, most + 1)
+        except zlib.error as error:
+            raise Refusal(400, f"The body is not valid gzip: {error}.", "invalid_encoding") from error
+        if len(content) > most:
+            raise _too_large(most)
+        if not stream.eof or stream.unused_data:
+            raise Refusal(400, "The body is not one whole gzip stream.", "invalid_encoding")
+        return content
 
 
 class BodyReceiver:
@@ -38,25 +66,30 @@ class BodyReceiver:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._held = 0  # bytes, without the part of each body that does not count
+        self._is_closed = False
+        self._deadlines: set[asyncio.Timeout] = set()
+
+    def close(self) -> None:
+        """Refuse bodies that arrive from now on; called on the event loop."""
+        self._is_closed = True
+        for deadline in self._deadlines:
+            deadline.reschedule(0)
 
     @asynccontextmanager
     async def received(self, http: HTTPRequest) -> AsyncIterator[RequestBody]:
         """The whole body, which counts towards the total until it is dropped or the block is left.
 
         Raises:
-            Refusal: it is too large or too slow, or too many bodies are being received.
+            Refusal: it is too large or too slow, too many bodies are being received, or no more are.
             ClientDisconnect: the client disconnected before it had sent all of it.
         """
         declared = http.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._limits.body:
-            raise self._too_large()
-        body = RequestBody()
+            raise _too_large(self._limits.body)
+        body = RequestBody(http.headers.get("content-encoding", "").strip().lower())
         try:
-            try:
-                await asyncio.wait_for(self._collect(http, body), self._limits.body_s)
-            except TimeoutError:
-                text = f"The body did not arrive within {self._limits.body_s:g} seconds."
-                raise Refusal(408, text, "request_timeout") from None
+            async with self._timed():
+                await self._collect(http, body)
             yield body
         finally:
             self.drop(body)
@@ -66,12 +99,28 @@ class BodyReceiver:
         body.content = bytearray()
         self._count(body)
 
+    @asynccontextmanager
+    async def _timed(self) -> AsyncIterator[None]:
+        """End this block with a Refusal if it takes too long, or if no more bodies are received."""
+        try:
+            async with asyncio.timeout(self._limits.body_s) as deadline:
+                self._deadlines.add(deadline)
+                yield
+        except TimeoutError:
+            if not self._is_closed:
+                text = f"The body did not arrive within {self._limits.body_s:g} seconds."
+                raise Refusal(408, text, "request_timeout") from None
+        finally:
+            self._deadlines.discard(deadline)
+        if self._is_closed:
+            raise ShuttingDown
+
     async def _collect(self, http: HTTPRequest, body: RequestBody) -> None:
         async for piece in http.stream():
             body.content += piece
             self._count(body)
             if len(body.content) > self._limits.body:
-                raise self._too_large()
+                raise _too_large(self._limits.body)
             if self._held > self._limits.all_bodies:
                 text = f"Other clients are sending too much at the moment. Try again in {RETRY_S} seconds."
                 raise Refusal(503, text, "too_many_bodies", retry=True)
@@ -81,50 +130,10 @@ class BodyReceiver:
         self._held += counted - body.counted
         body.counted = counted
 
-    def _too_large(self) -> Refusal:
-        text = f"The body has more than {self._limits.body:,} bytes. The server's --max-body sets this limit."
-        return Refusal(413, text, "request_too_large")
 
-
-class RestOfBody:
-    """Receives and drops the rest of a body that is answered before all of it has arrived.
-
-    Many clients read the answer only after they have sent everything, and closing the connection while data
-    arrives would discard the answer on its way. So the answer is sent at once, and is completed when the rest
-    has arrived or its time is over.
-    """
-
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        self._app = app
-        self._limits = limits
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request of the application."""
-        arrived = not {b"content-length", b"transfer-encoding"} & {name for name, _ in scope["headers"]}
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._limits.body_s + self._limits.linger_s
-
-        async def receive_noted() -> Message:
-            nonlocal arrived
-            message = await receive()
-            arrived = arrived or not message.get("more_body", False)  # a disconnect has no body
-            return message
-
-        async def drop_rest() -> None:
-            while not arrived:
-                await receive_noted()
-
-        async def send_noted(message: Message) -> None:
-            ends = message["type"] == "http.response.body" and not message.get("more_body", False)
-            if not ends or arrived:
-                await send(message)
-                return
-            await send({**message, "more_body": True})
-            with suppress(TimeoutError):
-                await asyncio.wait_for(drop_rest(), deadline - loop.time())
-            await send({"type": "http.response.body"})
-
-        await self._app(scope, receive_noted, send_noted)
+def _too_large(most: int) -> Refusal:
+    text = f"The body has more than {most:,} bytes. The server's --max-body sets this limit."
+    return Refusal(413, text, "request_too_large")
 
 
 def parse(body: bytes | bytearray, *, values: int, depth: int) -> object:

@@ -64,12 +64,11 @@ class RequestHandler(ABC, Generic[Worker, EndpointT]):
         self._limits = limits
         self._bodies = BodyReceiver(limits)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
-        self._draining = False
         self._stopping = asyncio.Event()
 
     def drain(self) -> None:
         """Refuse requests that arrive from now on."""
-        self._draining = True
+        self._bodies.close()
 
     def stop(self) -> None:
         """Refuse new requests, and end the others."""
@@ -83,11 +82,9 @@ class RequestHandler(ABC, Generic[Worker, EndpointT]):
         answers: list[Generation] = []
         try:
             async with self._bodies.received(sender.http) as body:
-                if self._draining or self._stopping.is_set():
-                    raise ShuttingDown
                 await self._until_abandoned(sender, self._respond(sender, endpoint, body, answers))
         except ClientDisconnect:
-            sender.note_refused()
+            pass
         except Exception as error:
             refusal = logged_refusal(error)
             forget_frames(error)

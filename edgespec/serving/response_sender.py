@@ -15,17 +15,9 @@ from edgespec.api.endpoint import Event, PromptEndpoint, ResponseBuilder
 from edgespec.api.refusals import Refusal
 from edgespec.serving.engine_worker import PrefillProgress
 
-HALF_CLOSED = "edgespec.half_closed"
-"""Key in a request's state: an asyncio.Event that is set when the client has closed its sending side."""
-
-REFUSED = "edgespec.refused"
-"""Key in a request's state: the refusal that the connection has sent already, if it has."""
-
 WARNINGS = "x-edgespec-warnings"
 """The header of responses that has the warnings."""
 
-_POLL_S = 0.1
-_PROBE_S = 1.0
 _KEEP_ALIVE_S = 15.0
 _NO_BUFFERING = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -54,8 +46,6 @@ class ResponseSender:
         self.refusal: Refusal | None = None
         self.warnings: Sequence[str] = ()
         self._started = self._complete = False
-        half_closed = scope.get("state", {}).get(HALF_CLOSED)
-        self._half_closed: asyncio.Event = half_closed or asyncio.Event()
 
     @property
     def outcome(self) -> str:
@@ -64,11 +54,6 @@ class ResponseSender:
             status = self.refusal.status
             return "turned_away" if status == 429 else "failed" if status >= 500 else "refused"
         return "answered" if self._complete else "abandoned"
-
-    def note_refused(self) -> None:
-        """Take over the refusal that the connection has sent, if it has."""
-        self.refusal = self.http.scope.get("state", {}).get(REFUSED)
-        self.status = self.refusal.status if self.refusal else self.status
 
     async def whole(self, body: Mapping[str, object] | bytes) -> None:
         """Send a whole answer, which may be JSON already."""
@@ -100,7 +85,7 @@ class ResponseSender:
         named = {"content-type": endpoint.media_type, **_NO_BUFFERING, **self._noted}
         headers = [(name.encode(), value.encode()) for name, value in named.items()]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        async with aclosing(_framed(events, endpoint, builder, self._half_closed)) as pieces:
+        async with aclosing(_framed(events, endpoint, builder)) as pieces:
             async for piece in pieces:
                 await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         await self._send({"type": "http.response.body", "body": endpoint.last, "more_body": False})
@@ -121,37 +106,28 @@ async def _framed(
     events: AsyncGenerator[Event | PrefillProgress, None],
     endpoint: PromptEndpoint,
     builder: ResponseBuilder,
-    half_closed: asyncio.Event,
 ) -> AsyncGenerator[bytes, None]:
-    """The events as they are sent, with signs of life in between.
-
-    They keep proxies from giving up during a long wait. A client that has closed its sending side gets them
-    sooner: if it has left, its system answers with a reset.
-    """
+    """The events as they are sent, with signs of life in between, so that proxies do not give up."""
 
     async def following() -> Event | PrefillProgress | None:
         return await anext(events, None)
 
     coming = asyncio.create_task(following())
-    silence = 0.0
     try:
         while True:
-            done, _ = await asyncio.wait({coming}, timeout=_POLL_S)
-            if done:
-                event = coming.result()
-                if event is None:
-                    return
-                yield (
-                    endpoint.prefill_progress(builder, event)
-                    if isinstance(event, PrefillProgress)
-                    else endpoint.frame(event)
-                )
-                coming, silence = asyncio.create_task(following()), 0.0
-                continue
-            silence += _POLL_S
-            if silence >= (_PROBE_S if half_closed.is_set() else _KEEP_ALIVE_S):
+            done, _ = await asyncio.wait({coming}, timeout=_KEEP_ALIVE_S)
+            if not done:
                 yield endpoint.waiting(builder)
-                silence = 0.0
+                continue
+            event = coming.result()
+            if event is None:
+                return
+            yield (
+                endpoint.prefill_progress(builder, event)
+                if isinstance(event, PrefillProgress)
+                else endpoint.frame(event)
+            )
+            coming = asyncio.create_task(following())
     finally:
         coming.cancel()
         await asyncio.gather(coming, return_exceptions=True)

@@ -11,8 +11,6 @@ import uvicorn
 
 from edgespec.api.limits import Limits
 from edgespec.serving.app import Application
-from edgespec.serving.connection import connection_type
-from edgespec.serving.request_bodies import RestOfBody
 
 _GRACE_S = 3
 _POLL_S = 0.1
@@ -31,9 +29,10 @@ class Server(uvicorn.Server):
         self._application = app
         super().__init__(
             uvicorn.Config(
-                RestOfBody(app, limits),
+                app,
                 loop="asyncio",
-                http=connection_type(limits),
+                http="h11",
+                limit_concurrency=limits.connections,
                 ws="none",
                 lifespan="off",
                 log_level="info" if verbose else "error",

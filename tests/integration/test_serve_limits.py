@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.client
 import json
 import select
-import socket
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ def server(smol_path: Path) -> Iterator[Running]:
 @pytest.fixture(scope="module")
 def impatient(smol_path: Path) -> Iterator[Running]:
     """A server that waits for nobody."""
-    limits = Limits(body=MIB, head_s=2.0, body_s=2.0, linger_s=2.0, connections=8)
+    limits = Limits(body=MIB, body_s=2.0, connections=8)
     with serving(partial(load, smol_path), limits, max_tokens=2) as running:
         yield running
 
@@ -168,23 +168,51 @@ def test_a_body_that_is_too_large(server: Running) -> None:
         assert client.answer()[0] == 413
 
 
-@pytest.mark.parametrize("connection", ["close", "keep-alive"])
 @pytest.mark.parametrize(
     ("path", "content_type", "status"),
     [(CHAT, "application/json", 413), (CHAT, "text/plain", 413), ("/v1/nothing", "application/json", 404)],
 )
 def test_who_sends_all_of_a_refused_body_gets_the_answer(
-    server: Running, connection: str, path: str, content_type: str, status: int
+    server: Running, path: str, content_type: str, status: int
 ) -> None:
     """Closing the connection at once would reset it, and many clients read only after they have sent."""
     client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
-    headers = {"Content-Type": content_type, "Connection": connection}
-    client.request("POST", path, b" " * (9 * MIB), headers)
+    client.request("POST", path, b" " * (9 * MIB), {"Content-Type": content_type})
     answer = client.getresponse()
     assert answer.status == status
     assert json.loads(answer.read())["error"]["type"] == "invalid_request_error"
-    client.request("GET", "/health")  # on the same connection, if it was kept
+    client.request("GET", "/health")  # on the same connection
     assert client.getresponse().status == 200
+    client.close()
+
+
+PROMPT = b'{"prompt": "Once", "max_tokens": 2}'
+
+
+def compressed(data: bytes) -> bytes:
+    return gzip.compress(data, mtime=0)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status", "said"),
+    [
+        ("gzip", compressed(PROMPT), 200, ""),
+        ("X-GZip", compressed(PROMPT + b" " * (MIB - len(PROMPT))), 200, ""),
+        ("identity", PROMPT, 200, ""),
+        ("gzip", compressed(b" " * (MIB + 1)), 413, "more than 1,048,576 bytes"),
+        ("gzip", compressed(b" " * (64 * MIB)), 413, "more than 1,048,576 bytes"),
+        ("gzip", PROMPT, 400, "not valid gzip"),
+        ("gzip", compressed(PROMPT)[:-1], 400, "not one whole gzip stream"),
+        ("gzip", compressed(PROMPT) + compressed(b""), 400, "not one whole gzip stream"),
+        ("gzip", b"", 400, "not one whole gzip stream"),
+        ("br", PROMPT, 415, "Content-Encoding 'br' is not supported. Send gzip"),
+    ],
+)
+def test_compressed_bodies(server: Running, encoding: str, body: bytes, status: int, said: str) -> None:
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+    client.request("POST", TEXT, body, {"Content-Encoding": encoding})
+    answer = client.getresponse()
+    assert (answer.status, said in answer.read().decode()) == (status, True)
     client.close()
 
 
@@ -256,20 +284,12 @@ def test_any_value_in_any_field_is_answered_or_refused(
         body = {"messages": HI, "prompt": "Hi", "max_tokens": 2, field: value}
     if field == "n" and isinstance(value, int) and value > 3:
         return  # it would be answered, but takes long
-    with server.connect() as client:
-        client.send(path, body)
-        response = _read(client.socket)
-    status = int(response.split()[1])
-    assert status == 200 or 400 <= status < 500, (status, response[-500:])
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+    client.request("POST", path, json.dumps(body), {"Connection": "close"})
+    with client.getresponse() as answer:
+        response = answer.read()
+    assert answer.status == 200 or 400 <= answer.status < 500, (answer.status, response[-500:])
     assert b'"server_error"' not in response
-
-
-def _read(connection: socket.socket) -> bytes:
-    connection.shutdown(socket.SHUT_WR)  # and so the server closes when it has answered
-    pieces = []
-    while piece := connection.recv(65536):
-        pieces.append(piece)
-    return b"".join(pieces).replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
 
 
 def test_unfinished_bodies_are_bounded_together(server: Running) -> None:
@@ -300,14 +320,10 @@ def test_unfinished_bodies_are_bounded_together(server: Running) -> None:
     wait_until(is_received)  # once the server has seen them leave
 
 
-def test_slow_requests_end(impatient: Running) -> None:
-    with impatient.connect() as silent, impatient.connect() as head, impatient.connect() as body:
-        head.socket.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: loc")
+def test_slow_bodies_end(impatient: Running) -> None:
+    with impatient.connect() as body:
         body.begin(TEXT, 1000)
         body.socket.sendall(b'{"prompt": ')
-        assert silent.is_closed()
-        status, answer = head.answer()
-        assert (status, answer["error"]["message"]) == (408, "The headers did not arrive within 2 seconds.")
         status, answer = body.answer()
         assert (status, answer["error"]["message"]) == (408, "The body did not arrive within 2 seconds.")
         assert body.is_closed()  # the rest is not waited for either
@@ -315,14 +331,11 @@ def test_slow_requests_end(impatient: Running) -> None:
 
 def test_connections_are_bounded(impatient: Running) -> None:
     clients = [impatient.connect() for _ in range(12)]
-    told = []
     for client in clients:
-        try:
-            told.append(client.socket.recv(65536))
-        except ConnectionError:
-            told.append(b"")
+        client.socket.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert any(client.socket.recv(65536).startswith(b"HTTP/1.1 503") for client in clients)
+    for client in clients:
         client.socket.close()
-    assert sum(b"Too many connections are open" in text for text in told) >= 1
 
     def is_answered() -> bool:
         with contextlib.suppress(ConnectionError, AssertionError):
