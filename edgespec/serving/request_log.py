@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
+import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 from edgespec.files.writing import writing_to
 from edgespec.generation.result import Generation, tokens_per_second
@@ -91,8 +92,8 @@ class RequestLogEntry:
         )
 
 
-class RequestLog:
-    """Takes entries from any thread.
+def request_logger(file: Path | None, show: Callable[[str], None] | None) -> logging.Logger:
+    """A logger for entries.
 
     Args:
         file: where JSON lines are appended; None for nowhere.
@@ -101,33 +102,31 @@ class RequestLog:
     Raises:
         OutputError: the file cannot be written.
     """
+    logger = logging.Logger("requests")
+    if show is not None:
+        logger.addHandler(_Showing(show))
+    if file is not None:
+        with writing_to(file, "Give another name to --log."):
+            logger.addHandler(_JSONLines(file, encoding="utf-8"))
+    return logger
 
-    def __init__(self, file: Path | None = None, show: Callable[[str], None] | None = None) -> None:
+
+class _Showing(logging.Handler):
+    def __init__(self, show: Callable[[str], None]) -> None:
+        super().__init__()
         self._show = show
-        self._lock = threading.Lock()
-        self._file: TextIO | None = None
-        if file is not None:
-            with writing_to(file, "Give another name to --log."):
-                self._file = file.open("a", encoding="utf-8")
 
-    def add(self, entry: RequestLogEntry) -> None:
-        """Write an entry. A log that cannot be written any more keeps no request from being answered."""
-        with self._lock:
-            if self._show is not None:
-                self._show(str(entry))
-            if self._file is None:
-                return
-            try:
-                self._file.write(json.dumps(asdict(entry)) + "\n")
-                self._file.flush()
-            except OSError as error:
-                self._file = None
-                if self._show is not None:
-                    self._show(f"Logging stopped: {error.strerror}.")
+    def emit(self, record: logging.LogRecord) -> None:
+        self._show(record.getMessage())
 
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+
+class _JSONLines(logging.FileHandler):
+    """Appends entries; a file that cannot be written any more keeps no request from being answered."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: Any = record.msg
+        return json.dumps(asdict(entry))
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        self.setLevel(logging.CRITICAL)  # and so this is said once
+        logging.getLogger("uvicorn.error").error("Logging stopped: %s.", sys.exc_info()[1])

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from edgespec.engine.engine import Engine
-from edgespec.serving.request_log import RequestLog, RequestLogEntry
+from edgespec.serving.request_log import RequestLogEntry, request_logger
 from tests.integration.test_thinking import ASKED, WEATHER
 from tests.serving import CHAT, TEXT, Running, load, serving
 from tests.templated import now_speaking
@@ -197,10 +197,10 @@ def test_requests_are_logged(client: openai.OpenAI, server: Running, tmp_path: P
     assert (second.status, second.finish_reason) == (400, "")
     assert str(first).startswith("/v1/chat/completions 200 in ")
     shown: list[str] = []
-    log = RequestLog(tmp_path / "log.jsonl", shown.append)
-    log.add(first)
-    log.add(second)
-    log.close()
+    log = request_logger(tmp_path / "log.jsonl", shown.append)
+    log.info(first)
+    log.info(second)
+    log.handlers[-1].close()
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["status"] for line in lines] == [200, 400]
     assert shown == [str(first), str(second)]

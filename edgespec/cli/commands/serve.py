@@ -139,7 +139,7 @@ def serve(
         from edgespec.serving.embeddings import EmbeddingHandler, EmbeddingWorker, ServedEmbedder
         from edgespec.serving.engine_worker import EngineWorker
         from edgespec.serving.origins import checked_origin
-        from edgespec.serving.request_log import RequestLog
+        from edgespec.serving.request_log import request_logger
         from edgespec.serving.served_model import ServedModel
         from edgespec.serving.server import Server
     except ModuleNotFoundError as error:
@@ -152,8 +152,7 @@ def serve(
     with ExitStack() as stack:
         listeners = stack.enter_context(listening(addresses, port))
         shown = terminal.note if terminal.verbose or terminal.is_watched else None
-        requests = RequestLog(expanded(log) if log else None, shown)
-        stack.callback(requests.close)
+        on_request = request_logger(expanded(log) if log else None, shown).info
         again = loading.with_(leave_out_missing=True)  # after a failure
         limits, aliases = Limits(body=limit), tuple(dict.fromkeys(alias or ()))
         with terminal.working() as report:
@@ -171,7 +170,7 @@ def serve(
                 parallel=parallel,
             )
             stack.callback(embedding.close)
-            handler = EmbeddingHandler(embedding, model, limits, aliases=aliases, on_request=requests.add)
+            handler = EmbeddingHandler(embedding, model, limits, aliases=aliases, on_request=on_request)
         else:
 
             def served(engine: Engine) -> ServedModel:
@@ -198,7 +197,7 @@ def serve(
                 model,
                 limits,
                 aliases=aliases,
-                on_request=requests.add,
+                on_request=on_request,
                 on_prefill_progress=lambda progress: terminal.detail(f"Reading a prompt: {progress}."),
                 system=system,
             )
