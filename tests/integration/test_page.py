@@ -343,6 +343,28 @@ def test_markdown_becomes_elements_and_hostile_text_stays_text(page: Browser) ->
             " for (let n = 1; n <= t.length; n++) show(b, t.slice(0, n));"
             " if (a.innerHTML !== b.innerHTML) throw new Error(b.innerHTML); })()"
         )
+    # What almost is Markdown takes no longer than other text.
+    parts = [
+        "`",
+        "**a ",
+        "~~a ",
+        "[",
+        "[a](b(",
+        "<http://",
+        "http://.",
+        "> ",
+        "- ",
+        "-|",
+        "# ",
+        "~",
+        "``` ",
+        "\n",
+    ]
+    for start in ("", "# ", "`", "```", "|a\n|"):
+        page.run(
+            f"for (const part of {json.dumps(parts)})"
+            f" show(make('div'), {json.dumps(start)} + part.repeat(20000) + 'x')"
+        )
     assert page.troubles == []
 
 
