@@ -200,7 +200,8 @@ _MODE, _MODES = "thinking_mode", ("disabled", "enabled")  # MiniMax M3
 _SWITCHES = ("enable_thinking", "thinking", _MODE)
 _NEXT_FINAL = f"{harmony.ASSISTANT}{harmony.FINAL}"
 _OPENS, _CLOSES = re.compile(r"\{[{%]"), re.compile(r"[%}]\}")
-_STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+# One that is not closed ends with the text: it is not looked for again from each quote in it.
+_STRING = re.compile(r"'(?:[^'\\]|\\.)*(?:'|\\?\Z)|\"(?:[^\"\\]|\\.)*(?:\"|\\?\Z)", re.DOTALL)
 
 
 def _thought(template: str, code: str) -> ThoughtFormat | None:

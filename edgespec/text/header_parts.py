@@ -52,11 +52,9 @@ class HeaderParts(PartsReader):
         # A header that is words alone might be text, so only those that are known count.
         self._told_by_marks = bool(headers.marks)
         self._ends = (*headers.ends, *([headers.again] if self._told_by_marks else self._known.values()))
-        space, before = r"\s*", re.escape(headers.before.strip())
-        again = f"(?:{re.escape(headers.again)})?"
-        self._header_of = re.compile(
-            rf"{space}{again}{space}{before}([\w.-]+){re.escape(headers.behind)}", re.ASCII
-        )
+        before, again = re.escape(headers.before.strip()), re.escape(headers.again.strip())
+        again = rf"(?:{again}\s*)?" if again else ""
+        self._header_of = re.compile(rf"\s*{again}{before}([\w.-]+){re.escape(headers.behind)}", re.ASCII)
 
     @property
     def thinking(self) -> bool:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 # The share of the time that drawing may take.
 _SHARE = 0.2
-# An end of the text that may still become a list, a rule, a heading or a fence.
-_UNDECIDED = re.compile(r"(?:^|\n)[ \t]*(?:[-*+_=#>`~|:]+|\d{1,9}[.)]?)?[ \t]*\Z")
-_TRAILING_SPACE = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$")
+# A last line that may still become a list, a rule, a heading or a fence.
+_UNDECIDED = re.compile(r"[ \t]*(?:(?:[-*+_=#>`~|:]+|\d{1,9}[.)]?)[ \t]*)?")
+_TRAILING_SPACE = re.compile(r"(?<! ) +((?:\x1b\[[0-9;]*m)*)$")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -163,8 +163,8 @@ def _document(tokens: list[Token]) -> Any:
 
 def _certain(text: str) -> int:
     """Return the length of the text that can be shown without having to be undone."""
-    match = _UNDECIDED.search(text)
-    return match.start() if match else len(text)
+    line = text.rfind("\n")
+    return max(line, 0) if _UNDECIDED.fullmatch(text, line + 1) else len(text)
 
 
 def _closed(text: str) -> str:

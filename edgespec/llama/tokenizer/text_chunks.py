@@ -20,7 +20,7 @@ from collections.abc import Container, Iterator
 MAX_CHARS = 4096
 _LONGEST_RUN = 1024  # of digits or of whitespace
 
-_LONG_RUN = re.compile(rf"\s{{{_LONGEST_RUN + 1},}}|\d{{{_LONGEST_RUN + 1},}}")
+_LONG_RUN = re.compile(rf"(?<!\s)\s{{{_LONGEST_RUN + 1},}}|(?<!\d)\d{{{_LONGEST_RUN + 1},}}")
 _LETTER = r"[^\W\d_]"
 # A text is split after a match. The first three are ends of words for llama.cpp.
 _SPLITS = tuple(

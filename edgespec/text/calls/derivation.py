@@ -41,7 +41,7 @@ Render = Callable[[Messages, Sequence[Mapping[str, Any]], bool], str | None]
 """Renders a conversation and its tools, up to where the model answers if it is to; None if it is refused."""
 
 _MAX_CHARS = 1 << 16
-_JSON_BEGINS = re.compile(r'[\[{]\s*(?:[\[{]\s*)*"')
+_BRACKETS = re.compile(r"[\[{][\s\[{]*")
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,8 @@ class _Derivation:
     def _trigger(self, opens: str) -> tuple[str, bool]:
         """The beginning of a call's text that no other answer has, and whether it is part of JSON."""
         begun = opens.lstrip()
-        bracket = _JSON_BEGINS.search(begun)
+        runs = _BRACKETS.finditer(begun)
+        bracket = next((run for run in runs if begun.startswith('"', run.end())), None)
         if bracket is not None and bracket.start() == 0:
             found = re.match(r'[\[{]\s*"\w+"\s*:', begun)
             return (found[0], True) if found is not None and begun[0] == "{" else ("", False)

@@ -122,7 +122,7 @@ class _PythonicReader:
     """Reads calls; see `reader.CallReader`. A value is passed on when it is complete."""
 
     _HEAD = re.compile(r"[\s\[,]*([\w.-]+)\s*\(\s*")
-    _KEY = re.compile(r"\s*,?\s*([A-Za-z_]\w*)\s*=\s*")
+    _KEY = re.compile(r"(?:\s*,)?\s*([A-Za-z_]\w*)\s*=\s*")
 
     def __init__(self, ends: str) -> None:
         self._ends = ends
