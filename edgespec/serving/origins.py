@@ -37,12 +37,12 @@ class HostCheck:
     """Rejects requests with a Host header of another name, so that a web page cannot reach the server by one.
 
     Args:
-        allowed: names and addresses, those of IPv6 without brackets.
+        allowed: names and addresses, those of IPv6 without brackets; ports are ignored.
     """
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
         self._app = app
-        self._allowed = frozenset(name.lower() for name in allowed)
+        self._allowed = {name.lower() for name in allowed} | {*map(_name_of, allowed)} - {""}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

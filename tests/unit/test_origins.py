@@ -8,23 +8,27 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Message
 
 from edgespec.errors import UsageError
-from edgespec.serving.origins import checked_origin, origin_checks
+from edgespec.serving.origins import HostCheck, checked_origin, origin_checks
 
 OURS = "https://ours.example"
 
 
-def ask(cors: str | None, method: str = "GET", **headers: str) -> tuple[int, dict[str, str]]:
-    """Status and headers of an answer."""
+def ask(
+    checks: str | list[Middleware] | None, method: str = "GET", **headers: str
+) -> tuple[int, dict[str, str]]:
+    """Status and headers of an answer, with checks or those for an origin that is allowed."""
 
     async def greet(_http: Any) -> PlainTextResponse:
         return PlainTextResponse("hello")
 
-    app = Starlette(routes=[Route("/", greet)], middleware=origin_checks(cors))
+    middleware = checks if isinstance(checks, list) else origin_checks(checks)
+    app = Starlette(routes=[Route("/", greet)], middleware=middleware)
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -43,6 +47,24 @@ def ask(cors: str | None, method: str = "GET", **headers: str) -> tuple[int, dic
     }
     asyncio.run(app(scope, receive, send))
     return sent[0]["status"], {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8080", 200),
+        ("NAS.local", 200),
+        ("nas.local:5000", 200),
+        ("[::1]:8080", 200),
+        ("evil.example", 403),
+        ("nas.local.evil.example", 403),
+        ("[::1", 403),
+        ("", 403),
+    ],
+)
+def test_hosts(host: str, status: int) -> None:
+    checks = [Middleware(HostCheck, allowed=["localhost", "::1", "Nas.local:5000"])]
+    assert ask(checks, host=host)[0] == status
 
 
 def test_other_programs_and_the_own_page_are_served() -> None:

@@ -202,7 +202,8 @@ def serve(
                 system=system,
             )
         # A server for this machine is protected by names (see HostCheck), and others by their key.
-        hosts = None if public else ["localhost", "127.0.0.1", "::1", *addresses, *(allow_host or ())]
+        names = ["localhost", "127.0.0.1", "::1", *addresses, *(allow_host or ())]
+        hosts = names if allow_host or not public else None
         app = Application(handler, api_key=api_key, hosts=hosts, cors=cors)
         server = Server(app, limits, verbose=output.verbose)
         address, *others = map(_url, listeners)
