@@ -115,6 +115,7 @@ def _remove_stale(path: Path) -> None:
     with suppress(FileNotFoundError):
         if stat.S_ISSOCK(path.lstat().st_mode):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+                client.setblocking(False)
                 try:
                     client.connect(str(path))
                 except ConnectionRefusedError:

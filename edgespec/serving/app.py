@@ -52,6 +52,9 @@ class Application:
         hosts: accepted names in the Host header, so that a web page cannot reach a server on this machine
             through a name of its own (DNS rebinding); None accepts all.
         cors: the origin of web pages elsewhere that may send requests; "*" is any, None is none.
+
+    Attributes:
+        handler: of the requests that the model answers.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class Application:
         hosts: list[str] | None = None,
         cors: str | None = None,
     ) -> None:
-        self._handler = handler
+        self.handler = handler
         self._worker: ModelWorker[Any, Any] = handler.worker
         self._names = handler.names
         self._open = api_key is None
@@ -101,19 +104,6 @@ class Application:
         parts = [part for part in path.split("/") if part]
         rest = list(dropwhile("v1".__eq__, parts))
         return "/" + "/".join(["v1", *rest] if rest and rest[0] in self._names_in_v1 else parts)
-
-    def drain(self) -> None:
-        """Refuse new requests from now on; see `is_busy`."""
-        self._handler.drain()
-
-    @property
-    def is_busy(self) -> bool:
-        """True while accepted requests are being answered."""
-        return self._worker.is_busy
-
-    def stop(self) -> None:
-        """End all answers; called on the event loop before the server waits for its clients."""
-        self._handler.stop()
 
     async def _list_models(self, _http: HTTPRequest) -> Response:
         names = [name for name in self._names if not is_pattern(name)]

@@ -67,7 +67,7 @@ class RequestHandler(ABC, Generic[Worker, EndpointT]):
         self._stopping = asyncio.Event()
 
     def drain(self) -> None:
-        """Refuse requests that arrive from now on."""
+        """Refuse requests that arrive from now on; called on the event loop, as is `stop`."""
         self._bodies.close()
 
     def stop(self) -> None:

@@ -7,13 +7,29 @@ import signal
 import socket
 from types import FrameType
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgespec.api.limits import Limits
 from edgespec.serving.app import Application
 
 _GRACE_S = 3
 _POLL_S = 0.1
+
+
+class _Connection(H11Protocol):
+    """A connection of uvicorn's that logs no traceback where a request turns out to be malformed."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer, unless the request has an answer already; the application can send no other one."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
 
 class Server(uvicorn.Server):
@@ -26,12 +42,12 @@ class Server(uvicorn.Server):
     def __init__(self, app: Application, limits: Limits, *, verbose: bool = False) -> None:
         self.interrupted = False
         self._is_draining = False
-        self._application = app
+        self._handler = app.handler
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                http="h11",
+                http=_Connection,
                 limit_concurrency=limits.connections,
                 ws="none",
                 lifespan="off",
@@ -56,8 +72,8 @@ class Server(uvicorn.Server):
         """Refuse new requests, complete the others if that is wanted, and end what is left."""
         for server in self.servers:
             server.close()  # the next server may have the address
-        self._application.drain()
-        while self._is_draining and self._application.is_busy:
+        self._handler.drain()
+        while self._is_draining and self._handler.worker.is_busy:
             await asyncio.sleep(_POLL_S)
-        self._application.stop()
+        self._handler.stop()
         await super().shutdown(sockets)
