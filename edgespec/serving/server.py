@@ -19,7 +19,14 @@ _POLL_S = 0.1
 
 
 class _Connection(H11Protocol):
-    """A connection of uvicorn's that logs no traceback where a request turns out to be malformed."""
+    """A connection of uvicorn's that may not stay silent, and logs no traceback for a malformed request."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Allow the first request as much time as uvicorn allows each further one."""
+        super().connection_made(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
     def send_400_response(self, msg: str) -> None:
         """Answer, unless the request has an answer already; the application can send no other one."""

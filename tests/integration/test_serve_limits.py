@@ -320,13 +320,14 @@ def test_unfinished_bodies_are_bounded_together(server: Running) -> None:
     wait_until(is_received)  # once the server has seen them leave
 
 
-def test_slow_bodies_end(impatient: Running) -> None:
-    with impatient.connect() as body:
+def test_silent_connections_and_slow_bodies_end(impatient: Running) -> None:
+    with impatient.connect() as silent, impatient.connect() as body:
         body.begin(TEXT, 1000)
         body.socket.sendall(b'{"prompt": ')
         status, answer = body.answer()
         assert (status, answer["error"]["message"]) == (408, "The body did not arrive within 2 seconds.")
         assert body.is_closed()  # the rest is not waited for either
+        assert silent.is_closed()
 
 
 def test_connections_are_bounded(impatient: Running) -> None:
