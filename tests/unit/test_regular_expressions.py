@@ -19,7 +19,7 @@ _ROOT = Path(edgespec.__file__).parent
 # What these read was written by the program itself, or is the user's own command line.
 _OWN_TEXT = ("edgespec.bench.report.plots", "edgespec.cli.commands.config", "edgespec.cli.suggestions")
 _METHODS = ("match", "fullmatch", "search", "sub", "subn", "split", "findall", "finditer")
-_SHORT, _LONG = 30, 120
+_SHORT, _LONG = 20, 80
 _MANY = 30_000  # for a short text
 _MOST = 8  # times the steps for a text of four times the length: 4 is in proportion, and 16 quadratic
 
