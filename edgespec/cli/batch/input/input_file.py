@@ -27,7 +27,7 @@ _TOKEN_BYTES = 3.5  # of a usual text in a line
 _TEMPLATE_TOKENS = 32
 _IMAGE = re.compile(rb'"data:[^"]*"')  # whose bytes say nothing of its tokens
 _NAMES_IMAGE = re.compile(rb'"images"\s*:\s*\[\s*"|"type"\s*:\s*"(?:input_)?image(?:_url)?"')
-_PRETTY = re.compile(rb'\{\s*\n\s*"')
+_PRETTY = re.compile(rb'\{[^\S\n]*\n\s*"')
 
 
 @dataclass(frozen=True)
