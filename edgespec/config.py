@@ -458,8 +458,13 @@ class Config:
         """
         self.memory.check_offload()
         self.speculation.check_drafter()
+        devices = self.devices
+        if devices.names and devices.layers_here == 0 and devices.drafter_here == NONE:
+            other = "workers" if devices.workers else "gpu_layers"
+            given = named("workers") if devices.workers else named("gpu_layers", 0)
+            raise _excluded(given, named("device"), other, "device")
         uses_model = self.speculation.may_use_a_model and self.speculation.draft not in (NONE, LOOKUP)
-        if self.devices.draft_device not in (AUTO, NONE) and not uses_model:
+        if devices.draft_device not in (AUTO, NONE) and not uses_model:
             why = "drafter" if self.speculation.kind == LOOKUP else "draft"
             given = named(why, LOOKUP if self.speculation.kind == LOOKUP else self.speculation.draft)
             raise _excluded(given, named("draft_device"), why, "draft_device")

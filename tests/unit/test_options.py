@@ -143,6 +143,8 @@ def test_options_that_contradict_each_other_are_refused(other: dict[str, Any]) -
         {"offload": "none", "experts": "never"},
         {"pack": "never", "pack_dir": ["packs"]},
         {"prompt_cache_size": "1GiB"},
+        {"device": "CUDA0", "workers": ["localhost:1"]},
+        {"device": "CUDA0", "gpu_layers": 0, "draft_device": "none"},
     ],
 )
 def test_options_that_would_be_ignored_are_refused(given: dict[str, Any]) -> None:
