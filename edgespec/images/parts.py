@@ -154,7 +154,10 @@ def _image_of_pillow(source: Any, name: str) -> Image:
     check_size(width, height, name)
     file = io.BytesIO()
     try:
-        ImageOps.exif_transpose(source).convert("RGB").save(file, "PNG", compress_level=1)
+        picture = ImageOps.exif_transpose(source)
+        if not picture.mode.startswith("I;16"):  # which `convert` would cut off at 255
+            picture = picture.convert("RGB")
+        picture.save(file, "PNG", compress_level=1)
     except (OSError, ValueError, SyntaxError) as error:  # Pillow decodes a file only now
         raise UsageError(f"{name} cannot be read: {error}.", "Check the image.") from error
     return Image(file.getvalue(), name)

@@ -88,11 +88,7 @@ class ImageReader:
     @property
     def sees(self) -> bool:
         """True if the model has a projector, judging by the header of its file."""
-        try:
-            self.require_projector()
-        except EdgeSpecError:
-            return False
-        return True
+        return bool(self.identity)
 
     @property
     def identity(self) -> str:
@@ -225,7 +221,7 @@ class ImageReader:
                 width, height = answer["size"]
                 check_size(width, height, name)
             case "damaged":
-                return UsageError(f"{name} is damaged or incomplete.", "Save the image again.")
+                return UsageError(f"{name} is damaged or incomplete.", "Save or download it again.")
         if verdict.answer is None:
             fault = "it takes too long" if verdict.why == "time" else f"{verdict.detail} in the child process"
             return UsageError(

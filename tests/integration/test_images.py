@@ -315,11 +315,13 @@ def test_trees_that_outgrow_a_sliding_window_change_no_token(
         questions.append(asked(png(seed=seed), text) if seed % 2 else [{"role": "user", "content": text}])
     with opened(path, "none") as engine:
         expected = [engine.generate(question, CONFIG).tokens for question in questions]
-    with opened(path, str(path), tree_budget=60) as engine:
+    with opened(path, str(path), tree_budget=60, parallel=3) as engine:
         answers = [engine.generate(question, CONFIG) for question in questions]
+        together = engine.generate_many(questions, CONFIG)
         assert isinstance(engine.drafter, ModelDrafter)
         window = engine.drafter._context.window
     assert [answer.tokens for answer in answers] == expected
+    assert [answer.tokens for answer in together] == expected
     assert max(record.accepted for answer in answers for record in answer.passes) > window > 0
 
 

@@ -229,6 +229,8 @@ def test_images_of_pillow_are_turned_and_shown() -> None:
     assert shown.size == (20, 30)
     upright = pillow.open(io.BytesIO(png(30, 20))).transpose(pillow.Transpose.ROTATE_270)
     assert shown.tobytes() == upright.tobytes()
+    grey = PIL.Image.fromarray(np.full((20, 30), 0x1234, dtype=np.uint16))
+    assert (decode(image_of(grey).data, **LIMITS) == 0x12).all()
     for mode in ("L", "P", "CMYK", "I", "F"):
         assert image_of(pillow.new(mode, (30, 20))).data
     with pytest.raises(UsageError, match="has 30000 x 30000 pixels"):
