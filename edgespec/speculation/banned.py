@@ -28,7 +28,7 @@ class BannedStrings:
         self._start = start
         self._most = max(map(len, self._strings)) - 1  # bytes of the text that can matter
         self._refused: dict[bytes, Tokens] = {}  # by what is missing of a string
-        self._always = np.concatenate([spelling.containing(text) for text in self._strings])
+        self._always = np.unique(np.concatenate([spelling.containing(text) for text in self._strings]))
 
     def refused(self, sequence: Sequence[int], path: Sequence[int] = ()) -> Tokens:
         """The tokens that would complete a banned string after a sequence and a path; some of them twice."""

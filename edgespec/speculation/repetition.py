@@ -21,18 +21,20 @@ from edgespec.speculation.tree import FloatArray
 _LARGEST_LOG = 88.7228391  # of a number in single precision, as in llama.cpp
 _MOST = 1e30  # a penalty that leaves a finite logit
 _SHIFT = 32  # bits of a token's number
+_NONE = np.empty(0, dtype=np.int64)
 
 
 class _End(NamedTuple):
     """The end of a text.
 
     Attributes:
-        matches: for each earlier place at which it occurred, the position behind that place: how many of the
-            last tokens are the same there.
-        unbroken: how many tokens follow the last sequence breaker.
+        behind: the positions behind all places where its last pair occurred before, in order.
+        sizes: how many of the last tokens are the same there.
+        unbroken: how many tokens follow the last sequence breaker, or at least as many as the largest size.
     """
 
-    matches: dict[int, int]
+    behind: Tokens
+    sizes: Tokens
     unbroken: int
 
 
@@ -52,22 +54,22 @@ class RepetitionPenalty:
         # Shorter repetitions than this are not looked at: a token, or a pair of them.
         self._size = min(config.dry_allowed_length, 2)
         self._length = 0  # of the sequence that is known
-        self._keys = self._ends = np.empty(0, dtype=np.int64)  # of all pairs of the prompt, in order
+        self._keys = self._behind = _NONE  # of all pairs of the prompt, in order
         self._recent: dict[int, list[int]] = {}  # the same for the answer
-        self._known: dict[tuple[int, ...], _End] = {(): _End({}, 0)}  # by path after the sequence
+        self._known: dict[tuple[int, ...], _End] = {(): _End(_NONE, _NONE, 0)}  # by path after the sequence
 
     def penalties(self, sequence: Sequence[int], path: Sequence[int] = ()) -> tuple[Tokens, FloatArray]:
         """The tokens that would continue a repetition after a sequence and a path, and their penalties."""
         c = self._config
-        matches, unbroken = self._end(sequence, tuple(path))
+        behind, sizes, unbroken = self._end(sequence, tuple(path))
         length = len(sequence) + len(path)
         start = max(length - c.dry_penalty_last_n, 0) if c.dry_penalty_last_n >= 0 else 0
-        longest: dict[int, int] = {}
-        for end, size in matches.items():
-            size = min(size, end - start, unbroken)
-            if size >= c.dry_allowed_length:
-                token = sequence[end] if end < len(sequence) else path[end - len(sequence)]
-                longest[token] = max(size, longest.get(token, 0))
+        sizes = np.minimum(np.minimum(sizes, behind - start), unbroken)
+        order = np.argsort(sizes)
+        order = order[np.searchsorted(sizes, c.dry_allowed_length, sorter=order) :]
+        places = behind[order].tolist()
+        follow = (sequence[at] if at < len(sequence) else path[at - len(sequence)] for at in places)
+        longest = dict(zip(follow, sizes[order].tolist(), strict=True))  # the last ones are the longest
         tokens = [token for token in longest if not self._breaks_alone(token)]
         beyond = np.array([longest[token] - c.dry_allowed_length for token in tokens], dtype=np.float64)
         if c.dry_base > 1.000001:
@@ -85,20 +87,23 @@ class RepetitionPenalty:
         keys = [self._key(text[: before + size]) for size in range(1, len(path) + 1)]
         for size in range(known + 1, len(path) + 1):
             key = keys[size - 1]
-            ends = self._earlier(key)
-            ends += [len(sequence) + at for at in range(1, size) if keys[at - 1] == key]
+            in_path = [len(sequence) + at for at in range(1, size) if keys[at - 1] == key]
+            behind = np.append(self._earlier(key), np.array(in_path, dtype=np.int64))
             broken = self._is_broken(path[size - 1], backwards(sequence, path[: size - 1]))
-            self._known[path[:size]] = self._extended(self._known[path[: size - 1]], ends, broken)
+            self._known[path[:size]] = self._extended(self._known[path[: size - 1]], behind, broken)
         return self._known[path]
 
-    def _extended(self, end: _End, ends: Sequence[int], broken: bool) -> _End:
+    def _extended(self, end: _End, behind: Tokens, broken: bool) -> _End:
         """The end of a text with one more token.
 
         Args:
-            ends: the positions behind earlier occurrences of its last pair.
+            behind: the positions behind earlier occurrences of its last pair.
         """
-        matches = {at: end.matches.get(at - 1, self._size - 1) + 1 for at in ends}
-        return _End(matches, 0 if broken else end.unbroken + 1)
+        sizes = np.full(len(behind), self._size)
+        if len(end.behind):
+            before = np.searchsorted(end.behind, behind - 1).clip(max=len(end.behind) - 1)
+            sizes = np.where(end.behind[before] == behind - 1, end.sizes[before] + 1, sizes)
+        return _End(behind, sizes, 0 if broken else end.unbroken + 1)
 
     def _follow(self, sequence: Sequence[int]) -> None:
         """Take what the sequence has got since the last call."""
@@ -122,17 +127,18 @@ class RepetitionPenalty:
         tokens = np.asarray(sequence, dtype=np.int64)
         keys = tokens if self._size == 1 else (tokens[:-1] << _SHIFT) + tokens[1:]
         order = np.argsort(keys, kind="stable")
-        self._keys, self._ends = keys[order], order + self._size
+        self._keys, self._behind = keys[order], order + self._size
         length = len(sequence)
-        alike = _z_function(sequence[::-1])
-        matches = {length - at: size for at, size in enumerate(alike) if at and size >= self._size}
-        unbroken = 0
-        while unbroken < length:
+        alike = np.array(_z_function(sequence[::-1]), dtype=np.int64)[::-1]  # by the last token
+        behind = np.flatnonzero(alike >= self._size) + 1
+        sizes = alike[behind - 1]
+        unbroken, most = 0, min(int(sizes.max(initial=self._size)), length)
+        while unbroken < most:
             at = length - unbroken - 1
             if self._is_broken(sequence[at], _before(sequence, at)):
                 break
             unbroken += 1
-        return _End(matches, unbroken)
+        return _End(behind, sizes, unbroken)
 
     def _key(self, text: Sequence[int]) -> int:
         """The number of the last pair of a text; -1, which no pair has, if the text is shorter."""
@@ -140,11 +146,12 @@ class RepetitionPenalty:
             return -1
         return text[-1] if self._size == 1 else (text[-2] << _SHIFT) + text[-1]
 
-    def _earlier(self, key: int) -> list[int]:
+    def _earlier(self, key: int) -> Tokens:
         """The positions behind a pair's occurrences in the sequence."""
         first, behind = np.searchsorted(self._keys, [key, key + 1])
-        found: list[int] = self._ends[first:behind].tolist()
-        return found + self._recent.get(key, [])
+        recent = self._recent.get(key)
+        found: Tokens = self._behind[first:behind]
+        return found if recent is None else np.append(found, np.array(recent, dtype=np.int64))
 
     def _is_broken(self, token: int, before: Iterator[int]) -> bool:
         """Whether a sequence breaker ends in a token.

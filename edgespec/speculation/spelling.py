@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -58,11 +59,17 @@ class Spelling:
     def containing(self, text: bytes) -> Tokens:
         """The tokens whose texts contain a text in lower case."""
         _, tokens, ends = self._sorted
-        found: list[int] = []
-        at = self._joined.find(text)
-        while at >= 0:
-            found.append(at)
-            at = self._joined.find(text, at + 1)
+        if len(text) == 1:
+            found = np.flatnonzero(self._joined == text[0])
+        else:  # look where its rarest pair of letters is
+            places, starts = self._pairs
+            pairs = [256 * one + other for one, other in pairwise(text)]
+            rarest = min(range(len(pairs)), key=lambda at: starts[pairs[at] + 1] - starts[pairs[at]])
+            first, behind = starts[pairs[rarest] : pairs[rarest] + 2]
+            found = places[first:behind].astype(np.int64) - rarest
+            found = found[found >= 0]
+            for at, letter in enumerate(text):
+                found = found[np.take(self._joined, found + at, mode="clip") == letter]
         return tokens[np.unique(np.searchsorted(ends, found, side="right"))]
 
     @cached_property
@@ -75,8 +82,15 @@ class Spelling:
         return ordered, np.array(order, dtype=np.int64), ends
 
     @cached_property
-    def _joined(self) -> bytes:
-        return _BETWEEN.join(self._sorted[0])
+    def _pairs(self) -> tuple[NDArray[np.int32], Tokens]:
+        """The places of all pairs of letters in `_joined`, by pair, and where those of each pair begin."""
+        pairs = (self._joined[:-1].astype(np.uint16) << 8) | self._joined[1:]
+        starts = np.concatenate([[0], np.cumsum(np.bincount(pairs, minlength=1 << 16))])
+        return np.argsort(pairs, kind="stable").astype(np.int32), starts
+
+    @cached_property
+    def _joined(self) -> NDArray[np.uint8]:
+        return np.frombuffer(b"".join(piece + _BETWEEN for piece in self._sorted[0]), dtype=np.uint8)
 
 
 def backwards(sequence: Sequence[int], path: Sequence[int] = (), start: int = 0) -> Iterator[int]:
