@@ -31,15 +31,18 @@ class PartsReader(ABC):
 
     Args:
         call_id: gives the id of a call by its index.
-
-    Attributes:
-        calls: the calls so far; the last one may be incomplete.
     """
 
     def __init__(self, call_id: Callable[[int], str]) -> None:
-        self.calls: list[ToolCall] = []
+        self._calls: list[tuple[str, str, list[str]]] = []  # ids, names, and pieces of arguments
         self._call_id = call_id
         self._held = ""  # not certain yet
+        self._known = 0  # characters of it in which nothing was found
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls so far; the last one may be incomplete."""
+        return [ToolCall(identifier, name, "".join(pieces)) for identifier, name, pieces in self._calls]
 
     @property
     @abstractmethod
@@ -48,6 +51,7 @@ class PartsReader(ABC):
 
     def push(self, text: str) -> list[AnswerPart]:
         """Take more characters; returns the parts that have become certain."""
+        self._known = len(self._held)
         self._held += text
         return list(self._parts(final=False))
 
@@ -60,14 +64,13 @@ class PartsReader(ABC):
         """The parts that are certain now."""
 
     def _new_call(self, name: str) -> AnswerPart:
-        index = len(self.calls)
-        self.calls.append(ToolCall(self._call_id(index), name, ""))
-        return AnswerPart(call=CallPiece(index, self.calls[index].id, name))
+        index = len(self._calls)
+        self._calls.append((self._call_id(index), name, []))
+        return AnswerPart(call=CallPiece(index, self._calls[index][0], name))
 
     def _more_arguments(self, said: str) -> AnswerPart:
-        last = self.calls[-1]
-        self.calls[-1] = ToolCall(last.id, last.name, last.arguments + said)
-        return AnswerPart(call=CallPiece(len(self.calls) - 1, arguments=said))
+        self._calls[-1][2].append(said)
+        return AnswerPart(call=CallPiece(len(self._calls) - 1, arguments=said))
 
     def _certain_length(self, marks: Sequence[str]) -> int:
         """Return the length of held text that is certainly no part of a mark or the space before it."""
@@ -138,6 +141,7 @@ class AnswerParts(PartsReader):
                 yield part
             if self._take == before and part is None:
                 return
+            self._known = 0
 
     def _at_start(self, final: bool) -> AnswerPart | None:
         assert self._thought is not None
@@ -201,15 +205,14 @@ class AnswerParts(PartsReader):
             return self._at_first(syntax, final)
         if self._found:
             return self._next_found()
+        at = self._held.find(syntax.trigger, max(self._known - len(syntax.trigger) + 1, 0))
         if self._fences is not None and self._may_be_call:
-            is_marked = syntax.trigger in self._held
-            calls = () if is_marked else self._fences.decide_whole(self._held, final=final)
+            calls = () if at >= 0 else self._fences.decide_whole(self._held, final=final)
             if calls is None:
                 return None
             self._may_be_call = False
             self._found, self._held = list(calls), "" if calls else self._held
             return AnswerPart()
-        at = self._held.find(syntax.trigger)
         if self._fences is not None and (fence := self._next_fence(at)) >= 0:
             return self._at_fence(self._fences, fence, at, final)
         if at >= 0:
@@ -221,7 +224,7 @@ class AnswerParts(PartsReader):
             marks = [syntax.trigger] if self._fences is None else [syntax.trigger, FENCE]
             marks += [self._stray] if self._stray else []
             said = self._release(len(self._held) if final else self._certain_length(marks))
-            if final and self.calls:
+            if final and self._calls:
                 said = said.rstrip()
         return self._text(said)
 
@@ -248,7 +251,7 @@ class AnswerParts(PartsReader):
         return None
 
     def _text(self, said: str) -> AnswerPart | None:
-        if self.calls and not self._said:  # the space between calls
+        if self._calls and not self._said:  # the space between calls
             said = said.lstrip()
         self._said = self._said or bool(said)
         return AnswerPart(text=said) if said else None
@@ -292,9 +295,9 @@ class AnswerParts(PartsReader):
     def _next_found(self) -> AnswerPart:
         """The next call of a fence, as a whole."""
         call = self._found.pop(0)
-        index = len(self.calls)
-        self.calls.append(ToolCall(self._call_id(index), call.name, call.arguments))
-        return AnswerPart(call=CallPiece(index, self.calls[index].id, call.name, call.arguments))
+        index = len(self._calls)
+        self._calls.append((self._call_id(index), call.name, [call.arguments]))
+        return AnswerPart(call=CallPiece(index, self._calls[index][0], call.name, call.arguments))
 
     def _at_first(self, syntax: CallSyntax, final: bool) -> AnswerPart | None:
         """Parse at the beginning of an answer that is a call as a whole, or none."""

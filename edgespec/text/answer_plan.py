@@ -222,7 +222,7 @@ class AnswerPlanner:
         return FenceReader(config.tools, several=config.parallel_tool_calls)
 
     def _matcher(self, step: GrammarStep) -> Any:
-        return self._grammars.matcher(Grammar(step.kind, step.text))
+        return self._grammars.matcher(Grammar(step.kind, step.text), step.quotes)
 
     def _tokens(self, text: str) -> list[int]:
         """The tokens of a text with marks, without the space that some tokenizers put first."""

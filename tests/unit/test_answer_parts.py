@@ -15,7 +15,17 @@ from edgespec.text.answer_parts import AnswerParts, PartsReader, call_id
 from edgespec.text.calls.fenced import FenceReader
 from edgespec.text.calls.syntax import GEMMA, GENERIC, HARMONY, CallSyntax
 from edgespec.text.channels import ChannelParts
-from tests.unit.syntaxes import GLM, HERMES, HERMES_OR_FENCES, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN_CODER
+from tests.unit.syntaxes import (
+    GLM,
+    HERMES,
+    HERMES_OR_FENCES,
+    LEARNED,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_NAMED,
+    QWEN_CODER,
+    learned,
+)
 
 THINK = ThoughtFormat("<think>", "</think>")
 TOOLS = (
@@ -367,3 +377,68 @@ def test_a_thought_that_was_cut_off_may_be_closed_again(syntax: CallSyntax | Non
     for pieces in ([text], list(text)):
         assert taken_apart(pieces, THINK, budgeted=True, syntax=syntax) == ("Hm.", "so </th\nYes.", [])
         assert taken_apart(pieces, THINK, syntax=syntax)[1] == "so </th\n</think>Yes."
+
+
+MINIMAX, PYTHON = (learned(name, LEARNED[name]) for name in ("MINIMAX_3", "PYTHONIC"))
+
+
+@pytest.mark.parametrize(
+    ("syntax", "begin", "piece", "end", "value"),
+    [
+        (PYTHON, f"{PYTHON.trigger}f(any='", "wo\\'rd, ", "')]<|call_end|>", "wo'rd, "),
+        (GEMMA, '<|tool_call>call:f{any:"', 'wo\\"rd, ', '"}<tool_call|>', 'wo"rd, '),
+        (
+            QWEN_CODER,
+            '<tool_call>\n<function=f>\n<parameter=n>\n["',
+            "</parameter>",
+            '"]\n</parameter>\n</function>\n</tool_call>',
+            ["</parameter>"],
+        ),
+        (
+            QWEN_CODER,
+            "<tool_call>\n<function=f>\n<parameter=any>\n<![CDATA[",
+            "</parameter>",
+            "]]></parameter>\n</function>\n</tool_call>",
+            "</parameter>",
+        ),
+    ],
+)
+def test_what_is_read_of_a_long_value_is_not_read_again(
+    syntax: CallSyntax, begin: str, piece: str, end: str, value: str | list[str]
+) -> None:
+    count = 300
+    parts = AnswerParts(None, syntax=syntax, tools=TOOLS)
+    parts.push(begin)
+    for _ in range(count):
+        parts.push(piece)
+        assert len(parts._held) < 100
+    parts.push(end)
+    parts.flush()
+    (call,) = parts.calls
+    (read,) = json.loads(call.arguments).values()
+    assert read == ([value[0] * count] if isinstance(value, list) else value * count)
+
+
+def test_what_is_read_of_many_tags_is_not_read_again() -> None:
+    values = {"n": ["word", {"a": "b"}] * 50}
+    assert MINIMAX.spelling is not None
+    parts = AnswerParts(None, syntax=MINIMAX, tools=TOOLS)
+    for character in MINIMAX.spelling.written([("f", values)]):
+        parts.push(character)
+        assert len(parts._held) < 100
+    parts.flush()
+    assert json.loads(parts.calls[0].arguments) == values
+
+
+def test_what_is_read_of_a_long_fence_is_not_read_again() -> None:
+    text = "```json\n" + CALL_F.replace("Paris", "``` \\" + '"' * 2 * 300)
+    fences = FenceReader(TOOLS)
+    for end in range(1, len(text)):
+        assert fences.decide(text[:end], final=False) is None
+        assert fences._end is None or fences._end.at >= end - len("```")
+
+
+def test_a_quote_that_is_never_closed_ends_with_its_line() -> None:
+    text = '```json\n{"name": "f", "arguments": {"city": "Paris}}\n```\nOh.'
+    for pieces in ([text], list(text)):
+        assert taken_apart(pieces, syntax=HERMES_OR_FENCES) == ("", text, [])

@@ -75,8 +75,8 @@ class ArgumentRules:
                     ways.append(f"{self._middle(kind)} {inner} {closing}")
                     lines += more
                     continue
-                document = self.schemas.document({**form, "type": kind} if kind else form)
-                ways.append(f"{self._middle(kind)} %json {document} {closing}")
+                written = self.schemas.json_rule({**form, "type": kind} if kind else form)
+                ways.append(f"{self._middle(kind)} {written} {closing}")
                 ways += [
                     f"{self._middle(kind)} {json.dumps(written)} {closing}"
                     for word, written in self.tags.words

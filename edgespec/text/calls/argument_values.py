@@ -15,6 +15,7 @@ from typing import Any
 
 from edgespec.generation.tools import Tool
 from edgespec.text.calls.layout import JSON_SPACE
+from edgespec.text.grammar.digits import MAX_DIGITS
 from edgespec.text.grammar.schemas import Steps
 
 _CHARACTERS_A_STEP = 64  # of schemas that are written into a grammar
@@ -29,6 +30,11 @@ _FORMATS = {
     "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
     "email": r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63}){1,8}",
     "ipv4": r"(25[0-5]|2[0-4]\d|1?\d?\d)(\.(25[0-5]|2[0-4]\d|1?\d?\d)){3}",
+}
+_INTEGER = f"-?(0|[1-9][0-9]{{0,{MAX_DIGITS - 1}}})"
+_NUMBERS = {
+    "integer": f"/{_INTEGER}/",
+    "number": rf"/{_INTEGER}(\.[0-9]{{1,{MAX_DIGITS}}})?([eE][+-]?[0-9]{{1,{MAX_DIGITS}}})?/",
 }
 ANYTHING_BUT_TEXT = frozenset(_TYPES) - {"string"}
 ANY_NAME = "[A-Za-z0-9_.-]{1,64}"
@@ -158,13 +164,16 @@ class SchemaReader:
         lists = [schema[key] for key in keys if isinstance(schema.get(key), list)]
         return [options for options in (referred, *lists) if options]
 
-    def document(self, form: Mapping[str, Any]) -> str:
-        """A part of the schema as one of its own, in JSON."""
+    def json_rule(self, form: Mapping[str, Any]) -> str:
+        """What matches the JSON of a part of the schema, in a grammar."""
+        kind = form.get("type")
+        if isinstance(kind, str) and kind in _NUMBERS and not set(form) - _PLAIN:
+            return _NUMBERS[kind]
         text = json.dumps(form)
         form = {**form, "$defs": self._definitions} if '"$ref"' in text and self._definitions else form
         text = json.dumps({**form, **JSON_SPACE})
         self.steps.take(len(text) // _CHARACTERS_A_STEP)
-        return text
+        return f"%json {text}"
 
 
 def _value(schema: Mapping[str, Any]) -> ArgumentValue:

@@ -45,6 +45,11 @@ class BraceSpelling:
         """See `syntax.CallSpelling`."""
         return False
 
+    @property
+    def quotes(self) -> str:
+        """See `syntax.CallSpelling`."""
+        return ""
+
     def grammar(self, tools: Sequence[Tool], controls: Mapping[str, int], *, several: bool) -> str:
         """See `syntax.CallSpelling`; each call has a trigger of its own."""
         lines: list[str] = []
@@ -186,7 +191,7 @@ class _Rules:
         if kind == "object":
             return self._object(schema)
         # A scalar is JSON, or the grammar engine says what is wrong with its schema.
-        return f"%json {self._schemas.document({**schema, 'type': kind})}"
+        return self._schemas.json_rule({**schema, "type": kind})
 
     def _list(self, schema: Mapping[str, Any]) -> str:
         item = self._value(schema.get("items", {}))
@@ -210,7 +215,13 @@ class _Rules:
         if not self._any:
             self._any = rule = self._new()
             pair = f'{self._terminal(_ANY_NAME)} ":" {rule}'
-            ways = [self._text("(?s:.*)"), '%json {"type": "number"}', '"true"', '"false"', '"null"']
+            ways = [
+                self._text("(?s:.*)"),
+                self._schemas.json_rule({"type": "number"}),
+                '"true"',
+                '"false"',
+                '"null"',
+            ]
             ways += [f'"[" ({rule} ("," {rule})*)? "]"', f'"{{" ({pair} ("," {pair})*)? "}}"']
             self._lines.append(f"{rule}: {' | '.join(ways)}")
         return self._any

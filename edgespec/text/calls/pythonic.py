@@ -42,6 +42,11 @@ class PythonicSpelling:
         """See `syntax.CallSpelling`."""
         return False
 
+    @property
+    def quotes(self) -> str:
+        """See `syntax.CallSpelling`."""
+        return "\"'"
+
     def grammar(self, tools: Sequence[Tool], controls: Mapping[str, int], *, several: bool) -> str:
         """See `syntax.CallSpelling`."""
         lines = [SPACE_RULE]
@@ -109,7 +114,7 @@ def _ways(schema: Mapping[str, Any], schemas: SchemaReader) -> list[str]:
         ways.append('"None"')
     others = [kind for kind in kinds if kind not in ("boolean", "null")]
     if others or not kinds:
-        ways.append(f"%json {schemas.document({**schema, **({'type': others} if others else {})})}")
+        ways.append(schemas.json_rule({**schema, **({"type": others} if others else {})}))
     return ways
 
 

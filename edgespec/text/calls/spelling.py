@@ -43,6 +43,11 @@ class LayoutSpelling:
             texts += [layout.tags.opens, layout.tags.closes, *(text for _, text in layout.tags.middles)]
         return tuple(dict.fromkeys(mark for text in texts for mark in _MARK.findall(text)))
 
+    @property
+    def quotes(self) -> str:
+        """See `syntax.CallSpelling`."""
+        return '"' if self.layout.tags is None and self.trigger.count('"') % 2 == 0 else ""
+
     def grammar(self, tools: Sequence[Tool], controls: Mapping[str, int], *, several: bool) -> str:
         """The grammar of a call of these tools behind the trigger, and of more in the same section.
 
@@ -97,7 +102,7 @@ class LayoutSpelling:
         opens = rule(tool.name + self.layout.middle, controls)
         schemas = SchemaReader(tool)
         if tags is None:
-            return [f"{name}: {opens} %json {schemas.document({'type': 'object', **schemas.schema})}"]
+            return [f"{name}: {opens} {schemas.json_rule({'type': 'object', **schemas.schema})}"]
         lines, arguments, required = [], [], set(schemas.required)
         for m, (key, schema) in enumerate(schemas.listed.items()):
             lines += ArgumentRules(tags, controls, schemas, f"{name}_{m}").rules(key, schemas.value(schema))

@@ -29,6 +29,10 @@ class CallSpelling(Protocol):
     def goes_on(self) -> bool:
         """True if the text behind a call may be the end of all, or the beginning of what leads to another."""
 
+    @property
+    def quotes(self) -> str:
+        """What stands around all texts; empty if some stand between other marks."""
+
     def grammar(self, tools: Sequence[Tool], controls: Mapping[str, int], *, several: bool) -> str:
         """The grammar of a call of one of these tools behind the trigger, and of more behind the same one.
 
@@ -121,14 +125,16 @@ class CallSyntax:
             options = [(FixedStep(tool.name + behind), self._message(tool, controls or {})) for tool in tools]
             return (ChoiceStep(tuple(options)),)
         grammar = self.spelling.grammar(tools, controls or {}, several=several)
-        return (GrammarStep(grammar, "grammar", open_ended=several and self.spelling.goes_on),)
+        open_ended = several and self.spelling.goes_on
+        return (GrammarStep(grammar, "grammar", open_ended=open_ended, quotes=self.spelling.quotes),)
 
     def _message(self, tool: Tool, controls: Mapping[str, int]) -> GrammarStep:
         """The step behind the header of a call of a tool."""
         if not self.names_again:
             return GrammarStep(tool.parameters)
         assert self.spelling is not None, "it was learned"
-        return GrammarStep(self.spelling.grammar([tool], controls, several=False), "grammar")
+        grammar = self.spelling.grammar([tool], controls, several=False)
+        return GrammarStep(grammar, "grammar", quotes=self.spelling.quotes)
 
     def more_triggers(
         self, tools: Sequence[Tool], controls: Mapping[str, int] | None = None

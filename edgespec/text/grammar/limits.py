@@ -106,7 +106,10 @@ def source_of(grammar: Grammar) -> str:
 def wrong(grammar: Grammar, reason: str) -> GrammarError:
     """The error for a grammar that llguidance refused, quoting its reason."""
     name = NAMES[grammar.kind]
-    first = reason.strip().splitlines()[0].rstrip(".") if reason.strip() else "llguidance rejected it"
+    lines = reason.strip().splitlines() or ["llguidance rejected it"]
+    first = lines[0].rstrip(".")
+    if first.endswith(":"):  # a regular expression, a marked place in it, and the reason
+        first = f"{first} {lines[-1].removeprefix('error: ')}"
     if len(first) > 300:
         first = first[:297] + "..."
     kind = grammar.kind == "json_schema" and re.match(r"Invalid type: (\S+)", first)

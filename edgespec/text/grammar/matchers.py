@@ -18,6 +18,8 @@ from edgespec.generation.config import Grammar
 from edgespec.latest import LatestValues
 from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.processes.trial import attempt_in_child
+from edgespec.speculation.constraint import Matcher
+from edgespec.text.grammar.digits import BoundedDigits, DigitTokens
 from edgespec.text.grammar.limits import NAMES, check, is_plain, source_of, wrong
 
 # Limits for one grammar: compile time, and memory then and later. llguidance's own limits are four to sixteen
@@ -55,9 +57,14 @@ class Grammars:
         self._vocabulary = vocabulary
         self._compiled: OrderedDict[Grammar, _Compiled] = OrderedDict()
         self._lock = threading.Lock()
+        self._digits = DigitTokens(vocabulary)
 
-    def matcher(self, grammar: Grammar) -> Any:
-        """An llguidance.LLMatcher at the beginning of the grammar.
+    def matcher(self, grammar: Grammar, quotes: str = "") -> Matcher:
+        """A matcher at the beginning of the grammar.
+
+        Args:
+            quotes: what stands around texts in a grammar whose numbers shall end; empty if they need not. The
+                numbers of a schema always do.
 
         Raises:
             UsageError: llguidance is not installed.
@@ -70,7 +77,9 @@ class Grammars:
         compiled = known or self._compile(grammar)
         with self._lock:
             self._keep(grammar, compiled)
-            return compiled.matcher.deep_copy()
+            matcher: Matcher = compiled.matcher.deep_copy()
+        quotes = '"' if grammar.kind == "json_schema" else quotes
+        return BoundedDigits(matcher, self._digits, quotes.encode()) if quotes else matcher
 
     def forget(self, grammar: Grammar) -> None:
         """Drop the compiled grammar: copies share a lexer, and a limit that it hit stays hit."""

@@ -21,11 +21,13 @@ class GrammarStep:
         text: of the schema or grammar.
         kind: which of them it is, as `generation.config.Grammar` names it.
         open_ended: more of it may follow where it could end, so only the end of the answer ends it.
+        quotes: what stands around texts in a grammar whose numbers shall end; see `Grammars.matcher`.
     """
 
     text: str
     kind: Literal["json_schema", "grammar"] = "json_schema"
     open_ended: bool = False
+    quotes: str = ""
 
 
 @dataclass(frozen=True)
