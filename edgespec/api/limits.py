@@ -27,6 +27,7 @@ class Limits:
         banned_length: characters in all of them.
         grammar: a grammar or JSON schema.
         tools: the definitions of all tools.
+        tool_count: tools in a request.
         text_per_token: bytes of text per token of the context; longer prompts are refused before they are
             tokenized.
         small_text: a prompt of this size is tokenized whatever the context.
@@ -47,6 +48,7 @@ class Limits:
     banned_length: int = 16 << 10
     grammar: int = 128 << 10
     tools: int = 2 << 20
+    tool_count: int = 512
     text_per_token: int = 32
     small_text: int = 64 << 10
     body_s: float = 60.0

@@ -102,6 +102,8 @@ def read_tools(asked: SettingsWithTools, limits: Limits, warnings: Warnings) -> 
     if asked.functions and not given:
         given = asked.functions
         warnings.add("Calls of functions are answered as tool_calls.")
+    if len(given) > limits.tool_count:
+        raise UsageError(f"There are {len(given):,} tools.", f"At most {limits.tool_count:,} are allowed.")
     tools: dict[str, Tool] = {}
     for definition in given:
         tool = _tool(definition, warnings)

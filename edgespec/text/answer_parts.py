@@ -37,7 +37,7 @@ class PartsReader(ABC):
         self._calls: list[tuple[str, str, list[str]]] = []  # ids, names, and pieces of arguments
         self._call_id = call_id
         self._held = ""  # not certain yet
-        self._known = 0  # characters of it in which nothing was found
+        self._searched = 0  # characters of it in which nothing was found
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -51,7 +51,7 @@ class PartsReader(ABC):
 
     def push(self, text: str) -> list[AnswerPart]:
         """Take more characters; returns the parts that have become certain."""
-        self._known = len(self._held)
+        self._searched = len(self._held)
         self._held += text
         return list(self._parts(final=False))
 
@@ -141,7 +141,7 @@ class AnswerParts(PartsReader):
                 yield part
             if self._take == before and part is None:
                 return
-            self._known = 0
+            self._searched = 0
 
     def _at_start(self, final: bool) -> AnswerPart | None:
         assert self._thought is not None
@@ -193,8 +193,8 @@ class AnswerParts(PartsReader):
 
     def _in_text(self, final: bool) -> AnswerPart | None:
         syntax = self._syntax
-        if self._stray:
-            self._held = self._held.replace(self._stray, "")
+        if self._stray and self._stray in self._held:
+            self._held, self._searched = self._held.replace(self._stray, ""), 0
         if self._text_closes:
             return self._in_closed_text(self._text_closes, final)
         if syntax is None:
@@ -205,7 +205,7 @@ class AnswerParts(PartsReader):
             return self._at_first(syntax, final)
         if self._found:
             return self._next_found()
-        at = self._held.find(syntax.trigger, max(self._known - len(syntax.trigger) + 1, 0))
+        at = self._held.find(syntax.trigger, max(self._searched - len(syntax.trigger) + 1, 0))
         if self._fences is not None and self._may_be_call:
             calls = () if at >= 0 else self._fences.decide_whole(self._held, final=final)
             if calls is None:

@@ -19,13 +19,16 @@ from edgespec.text.calls.enforceable import closed, not_enforced, unconstrained
 from edgespec.text.calls.fenced import FenceReader
 from edgespec.text.calls.syntax import CallSyntax
 from edgespec.text.encoding import Encoder
+from edgespec.text.grammar.limits import is_plain
 from edgespec.text.grammar.matchers import Grammars
+from edgespec.text.grammar.schemas import EndlessReference
 from edgespec.text.reading import reader_of
 from edgespec.text.structured_output.answer_matcher import AnswerMatcher
 from edgespec.text.structured_output.steps import ChoiceStep, GrammarStep, Thought, ToolCallGrammar
 from edgespec.text.structured_output.token_bytes import TokenBytes
 
 _KEPT_CALLS = 8
+_MAX_TRIALS = 8  # schemas of the tools of a request that are tried in child processes
 
 
 @dataclass(frozen=True)
@@ -176,11 +179,18 @@ class AnswerPlanner:
         self, syntax: CallSyntax, tools: tuple[Tool, ...], choice: str, parallel: bool
     ) -> _OfferedCalls:
         """The calls of tools: a tool whose arguments cannot be bound takes any."""
-        sentences, spelled = [], []
+        sentences, spelled, trials = [], [], 0
         for tool in [tool for tool in tools if tool.name == choice] or tools:
-            sentence, enforced = not_enforced(tool), closed(tool)
+            trials += not is_plain(Grammar("json_schema", tool.parameters))
             try:
+                if trials > _MAX_TRIALS:
+                    raise GrammarError(
+                        f"The schemas of {_MAX_TRIALS} other tools are as expensive.", "Simplify it."
+                    )
+                sentence, enforced = not_enforced(tool), closed(tool)
                 syntax.steps([enforced], several=False)
+            except EndlessReference:
+                raise
             except UsageError as error:
                 sentence = f"The schema of the tool {tool.name} is not enforced. {error}"
                 enforced = unconstrained(tool)

@@ -242,39 +242,6 @@ def test_calls_have_valid_arguments(loaded: Engine, template: str, choice: str) 
         assert answer.finish_reason == "tool_calls"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "is_call"),
-    [
-        ('{"city": "Oslo", "unit": "C"}', True),
-        ('{"unit": "F", "city": "\\u00c5s"}', True),
-        ('{\n  "city": "Oslo",\n  "unit": "C"\n}', True),
-        ('{"city": "Oslo", "unit": "K"}', False),
-        ('{"city": "Trondheim", "unit": "C"}', False),
-        ('{"city": "Oslo"}', False),
-        ('{"city": "Oslo", "unit": "C", "day": 1}', False),
-    ],
-)
-def test_calls_in_fences_fit_their_schema(loaded: Engine, arguments: str, is_call: bool) -> None:
-    """The grammar of all calls decides, whatever the order of the keys."""
-    with speaking(loaded, templates.QWEN_25) as engine:
-        config = GenerationConfig(tools=(WEATHER,))  # type: ignore[arg-type]
-        prompt = engine.encoder.encode(ASKED, config=config)
-        parts = engine.maker.planner.plan(engine.encoder, prompt, config, raw=False).parts
-        assert parts is not None
-        text = f'```json\n{{"name": "get_weather", "arguments": {arguments}}}\n```'
-        found = [part for character in text for part in parts.push(character)] + parts.flush()
-        assert "".join(part.text for part in found) == ("" if is_call else text)
-        assert [json.loads(call.arguments) for call in parts.calls] == [json.loads(arguments)] * is_call
-        # Where a call is required, or one tool, marks are required too.
-        for choice in ("required", "get_weather"):
-            parts = engine.maker.planner.plan(
-                engine.encoder, prompt, config.with_(tool_choice=choice), raw=False
-            ).parts
-            assert parts is not None
-            parts.push(text)
-            assert not parts.calls
-
-
 def test_tools_and_results_are_shown_to_the_model(loaded: Engine) -> None:
     call = {"id": "abcdefghi", "type": "function"}
     call["function"] = {"name": "get_weather", "arguments": {"city": "Oslo", "unit": "C"}}

@@ -103,6 +103,8 @@ def test_taking_tokens_back_changes_nothing(choices: list[int], data: st.DataObj
     matcher = bounded(Grammar.of_schema({"type": "array", "items": {}}))
     for choice in choices:
         options = [TOKENS.index(piece) for piece in sorted(permitted(matcher)) if piece[:1] != b"\xff"]
+        if not options:
+            break
         numeric = [token for token in options if TOKENS[token][:1].isdigit()] or options
         token = (
             numeric[choice % len(numeric)]

@@ -15,7 +15,7 @@ from edgespec.text.calls.enforceable import closed, not_enforced, unconstrained
 from edgespec.text.calls.syntax import GEMMA, LFM2, CallSyntax
 from edgespec.text.grammar.limits import source_of
 from edgespec.text.grammar.matchers import check_grammar
-from edgespec.text.grammar.schemas import EndlessReference, normalized
+from edgespec.text.grammar.schemas import EndlessReference, Steps, normalized
 from edgespec.text.grammar.trial import _Bytes
 from tests.unit.syntaxes import HERMES, LEARNED, QWEN_CODER, learned
 
@@ -90,6 +90,12 @@ def test_the_range_of_a_machines_integers_is_no_constraint() -> None:
     schema = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
     assert check_grammar(Grammar.of_schema(schema))
     assert accepts(grammar_of(schema), "-7")
+
+
+def test_keywords_of_other_types_are_refused_by_name() -> None:
+    for key, value in (("patternProperties", 3), ("properties", []), ("items", "x"), ("enum", None)):
+        with pytest.raises(GrammarError):
+            check_grammar(Grammar.of_schema({"type": "object", "properties": {"a": {key: value}}}))
 
 
 def test_references_lead_to_what_they_name() -> None:
@@ -195,6 +201,13 @@ def test_definitions_that_hold_each_other_cost_no_more_than_the_budget() -> None
     }
     with pytest.raises(GrammarError, match="too many parts"):
         normalized(schema)
+
+
+def test_many_small_schemas_cost_no_more_than_a_large_one() -> None:
+    small, large = Steps(100), Steps(10**9)
+    with pytest.raises(GrammarError, match="too many parts"):
+        small.take(3_000)
+    large.take(3_000)
 
 
 def test_the_values_of_a_schema_are_found_once() -> None:

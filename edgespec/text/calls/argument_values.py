@@ -87,7 +87,7 @@ class SchemaReader:
 
     def __init__(self, tool: Tool) -> None:
         self.schema = tool.schema
-        self.steps = Steps()
+        self.steps = Steps(len(tool.parameters))
         definitions = self.schema.get("$defs")
         self._definitions: Mapping[str, Any] = definitions if isinstance(definitions, Mapping) else {}
         # By the identity of a schema, which is kept too, so that no other one has it.

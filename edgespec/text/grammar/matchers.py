@@ -37,7 +37,7 @@ _LIMITS = {
 _KEPT_BYTES = MAX_COMPILED_BYTES
 _KEPT = 4
 _PLAIN_COMPILED_BYTES = 1 << 20
-_CHECKED_BYTES = 2 << 20  # of the texts of grammars that were checked
+_TRIED_BYTES = 4 << 20  # of the texts of grammars that were tried in a child process
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class _Tokens:
         return self._vocabulary.piece(token)
 
 
-_whole: LatestValues[bool] = LatestValues(_CHECKED_BYTES)
+_tried: LatestValues[Mapping[str, Any]] = LatestValues(_TRIED_BYTES)
 
 
 def check_grammar(grammar: Grammar) -> bool:
@@ -157,23 +157,21 @@ def check_grammar(grammar: Grammar) -> bool:
         UsageError: llguidance is not installed.
         GrammarError, InconclusiveTrial: as `Grammars.matcher`.
     """
-    whole = _whole.get(grammar)
-    if whole is None:
-        _import_llguidance()
-        check(grammar)
-        if is_plain(grammar):
-            from edgespec.text.grammar.trial import attempt
+    _import_llguidance()
+    check(grammar)
+    if not is_plain(grammar):
+        return bool(_try_out(grammar)["whole"])
+    from edgespec.text.grammar.trial import attempt
 
-            request = {"kind": grammar.kind, "text": grammar.text, "limits": _LIMITS}
-            whole = bool(_result(grammar, attempt(request))["whole"])
-        else:
-            whole = bool(_try_out(grammar)["whole"])
-        _whole.put(grammar, whole, len(grammar.text))
-    return whole
+    request = {"kind": grammar.kind, "text": grammar.text, "limits": _LIMITS}
+    return bool(_result(grammar, attempt(request))["whole"])
 
 
 def _try_out(grammar: Grammar) -> Mapping[str, Any]:
-    """Compile a grammar in a child process; returns what `trial.attempt` does."""
+    """Compile a grammar in a child process, once if that succeeds; returns what `trial.attempt` does."""
+    known = _tried.get(grammar)
+    if known is not None:
+        return known
     name = NAMES[grammar.kind]
     verdict = attempt_in_child(
         "edgespec.text.grammar.trial",
@@ -192,7 +190,9 @@ def _try_out(grammar: Grammar) -> Mapping[str, Any]:
             f"The {name} {reason}.",
             "Use shorter chains of rules and references, and smaller numbers of repetitions and multiples.",
         )
-    return _result(grammar, verdict.answer)
+    answer = _result(grammar, verdict.answer)
+    _tried.put(grammar, answer, len(grammar.text) + len(answer["source"]))
+    return answer
 
 
 def _result(grammar: Grammar, answer: Mapping[str, Any]) -> Mapping[str, Any]:

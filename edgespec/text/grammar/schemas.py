@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from edgespec.errors import GrammarError
 
 MAX_DEPTH = 100  # llguidance reads JSON up to a depth of 128, and wraps a schema before reading it
-_MAX_STEPS = 50_000  # llguidance's own limit for a schema
+_LEAST_STEPS, _MAX_STEPS = 2_000, 50_000  # the latter is llguidance's own limit for a schema
 
 _DEFINITIONS = ("$defs", "definitions")
 _IN_PLACE = ("anyOf", "oneOf", "allOf")
@@ -51,10 +51,14 @@ class EndlessReference(GrammarError):
 
 
 class Steps:
-    """A budget of steps for the work on one schema."""
+    """A budget of steps for the work on one schema, so that many small ones cost no more than a large one.
 
-    def __init__(self) -> None:
-        self._left = _MAX_STEPS
+    Args:
+        size: characters of the schema.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._left = min(_LEAST_STEPS + size // 2, _MAX_STEPS)
 
     def take(self, count: int = 1) -> None:
         """Take steps from the budget.
@@ -80,9 +84,10 @@ def normalized(schema: Mapping[str, Any]) -> dict[str, Any]:
 class _Normalizer:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
-        self._steps = Steps()
+        text = json.dumps(root)
+        self._steps = Steps(len(text))
         # What is composed by allOf may be defined anywhere, and its parts permit each other's properties.
-        self._closes = '"allOf"' not in json.dumps(root)
+        self._closes = '"allOf"' not in text
         self._names: dict[tuple[str, ...], str] = {}  # of definitions, by the keys that lead to them
         self._references: dict[str, str] = {}  # one to each definition, as it is written
         self._open: list[tuple[str, Any]] = []  # definitions that were not read yet
@@ -134,7 +139,8 @@ class _Normalizer:
                 found["pattern"] = f"^(?:{TIMES[value]})$"
             else:
                 found |= _simple(key, value)
-        if "patternProperties" in found and any(map(_looks_around, found["patternProperties"])):
+        patterns = found.get("patternProperties")
+        if isinstance(patterns, Mapping) and any(map(_looks_around, patterns)):
             del found["patternProperties"]
             found.pop("additionalProperties", None)  # which counted for the other names
             found |= _IGNORED
