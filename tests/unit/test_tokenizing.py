@@ -111,6 +111,13 @@ def test_long_runs_are_tokenized_whatever_splits_words(smol_path: Path, tmp_path
         assert int(line.split()[2]) > 1000
 
 
+def test_ids_of_no_token_have_no_piece(vocabulary: Vocabulary) -> None:
+    """Rows of images have ids below zero; llama.cpp would end the process."""
+    for number in (-5, vocabulary.n_tokens):
+        with pytest.raises(IndexError):
+            vocabulary.piece(number)
+
+
 def test_a_megabyte_in_one_run(vocabulary: Vocabulary) -> None:
     tokens = vocabulary.tokenize("x" * 1_000_000, control=False)
     assert b"".join(map(vocabulary.piece, tokens)) == b"x" * 1_000_000
