@@ -153,7 +153,7 @@ class AnswerCollector:
 def refuse_text(items: object) -> None:
     """Refuse a text where a list of them belongs: it would be read character by character."""
     if isinstance(items, str):
-        raise UsageError("A list of texts is needed, not a text.", "Put the text into a list.")
+        raise UsageError("Expected a list of texts, not a string.", "Put the text into a list.")
 
 
 def numbered(prompts: Iterable[Prompt], config: GenerationConfig | None, raw: bool) -> Iterator[Request]:

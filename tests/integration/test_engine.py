@@ -44,7 +44,7 @@ def test_engines_and_sessions_say_what_they_are(engine: Engine, smol_path: Path)
 
 def test_a_text_in_place_of_a_list_is_refused(engine: Engine) -> None:
     for call in (engine.generate_many, engine.score):
-        with pytest.raises(UsageError, match="A list of texts is needed"):
+        with pytest.raises(UsageError, match="Expected a list of texts"):
             call("Hi")
 
 
