@@ -74,8 +74,8 @@ BAD_LINES = {
     '{"prompt": "a", "temperature": 1e999}': "temperature must be from 0 to 100, not inf.",
     '{"prompt": "a", "min_p": NaN}': "min_p must be from 0 to 1, not nan.",
     '{"prompt": "a", "seed": 1' + "0" * 5000 + "}": "A number has too many digits.",
-    '{"prompt": "a", "seed": 9223372036854775808}': "seed must be from 0 to "
-    "9223372036854775807, not 9223372036854775808.",
+    '{"prompt": "a", "seed": 18446744073709551616}': "seed must be from 0 to "
+    "18446744073709551615, not 18446744073709551616.",
     '{"prompt": "a", "stop": "\\ud800"}': "The text contains half of a surrogate pair.",
 }
 
