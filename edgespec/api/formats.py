@@ -34,25 +34,22 @@ def read_format(
 ) -> Grammar | None:
     """The grammar that is requested: by a format, or in the way of llama.cpp's server.
 
-    Parts of a schema that cannot be enforced are left out, with a warning.
-
     Raises:
         UsageError: there are several, or one is too long.
-        GrammarError: a schema has no meaning.
     """
     found = []
     if asked.grammar:
         found.append(Grammar("grammar", asked.grammar))
     if asked.json_schema is not None:
-        found.append(_grammar("json_schema", asked.json_schema, limits, warnings))
+        found.append(Grammar.of_schema(asked.json_schema))
     if form is not None and form.type != "text":
-        found += _grammars(form, limits, warnings)
+        found += _grammars(form, warnings)
     if len(found) > 1:
         raise UsageError("Several answer formats were requested.", "Request one of them.")
     return _within(found[0], limits) if found else None
 
 
-def _grammars(form: ResponseFormat, limits: Limits, warnings: Warnings) -> list[Grammar]:
+def _grammars(form: ResponseFormat, warnings: Warnings) -> list[Grammar]:
     """The grammar of a format; none if it cannot be enforced."""
     if form.type == "grammar":
         if form.grammar is None:
@@ -66,17 +63,7 @@ def _grammars(form: ResponseFormat, limits: Limits, warnings: Warnings) -> list[
     schema = form.schema if inner.schema is None else inner.schema
     if schema is None and form.type == "json_schema" and form.json_schema is None:
         raise UsageError('Missing "response_format.json_schema".')
-    return [_grammar("response_format", _ANY_OBJECT if schema is None else schema, limits, warnings)]
-
-
-def _grammar(name: str, schema: Schema, limits: Limits, warnings: Warnings) -> Grammar:
-    """The grammar of a JSON schema."""
-    grammar = _within(Grammar.of_schema(schema), limits)
-    from edgespec.text.grammar.matchers import check_grammar
-
-    if not check_grammar(grammar):
-        warnings.add(f"Parts of the schema in {name} are not enforced.")
-    return grammar
+    return [Grammar.of_schema(_ANY_OBJECT if schema is None else schema)]
 
 
 def _within(grammar: Grammar, limits: Limits) -> Grammar:

@@ -115,7 +115,7 @@ class Engine:
         return self.encoder.images is not None and self.encoder.images.sees
 
     def not_enforced(self, config: GenerationConfig) -> tuple[str, ...]:
-        """Name the tools whose calls need not fit their schemas, in sentences.
+        """Name the schemas that the answer or its calls need not fit, in sentences.
 
         Raises:
             UsageError: the grammar library is missing.

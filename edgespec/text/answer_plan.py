@@ -20,7 +20,7 @@ from edgespec.text.calls.fenced import FenceReader
 from edgespec.text.calls.syntax import CallSyntax
 from edgespec.text.encoding import Encoder
 from edgespec.text.grammar.limits import is_plain
-from edgespec.text.grammar.matchers import Grammars
+from edgespec.text.grammar.matchers import Grammars, check_grammar
 from edgespec.text.grammar.schemas import EndlessReference
 from edgespec.text.reading import reader_of
 from edgespec.text.structured_output.answer_matcher import AnswerMatcher
@@ -159,21 +159,23 @@ class AnswerPlanner:
         )
 
     def not_enforced(self, encoder: Encoder, config: GenerationConfig) -> tuple[str, ...]:
-        """Name the tools whose calls need not fit their schemas, in sentences. Thread-safe.
+        """Name the schemas that the answer or its calls need not fit, in sentences. Thread-safe.
 
         What it compiles is kept, so that `plan` need not wait for it.
 
         Raises:
             UsageError, GrammarError, InconclusiveTrial: as `plan`.
         """
+        sentences: tuple[str, ...] = ()
         if config.grammar is not None:
             self._grammars.matcher(config.grammar)
+            if config.grammar.kind == "json_schema" and not check_grammar(config.grammar):
+                sentences = ("Parts of the schema of the answer are not enforced.",)
         if encoder.format is None or not config.offers_tools:
-            return ()
+            return sentences
         syntax = encoder.format.calls
-        return self._offered(
-            syntax, config.tools, config.tool_choice, config.parallel_tool_calls
-        ).not_enforced
+        offered = self._offered(syntax, config.tools, config.tool_choice, config.parallel_tool_calls)
+        return sentences + offered.not_enforced
 
     def _offer(
         self, syntax: CallSyntax, tools: tuple[Tool, ...], choice: str, parallel: bool

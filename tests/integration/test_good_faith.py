@@ -143,7 +143,7 @@ def test_a_reference_that_never_ends_is_refused_by_name(server: Running, more: A
         (CHAT, {"tools": [tool(parameters={"type": "array"})]}, "the parameters of the tool f"),
         (CHAT, {"tools": [{"type": "web_search"}, tool()]}, "type 'web_search'"),
         (CHAT, {"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
-        (CHAT, {"json_schema": schema_of({"not": {}})}, "Parts of the schema in json_schema are not"),
+        (CHAT, {"json_schema": schema_of({"not": {}})}, "Parts of the schema of the answer are not"),
         (CHAT, {"audio": {"voice": "x", "format": "wav"}}, "'audio'"),
         (CHAT, {"logit_bias": {"99999999": 1}}, "logit_bias"),
         (TEXT, {"suffix": "end"}, "cannot fill in the middle"),
