@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any
@@ -185,7 +186,7 @@ class Expression:
             return lambda letter: bool(self._flags & re.DOTALL) or letter != "\n"
         items = value if kind is op.IN else [(op.LITERAL, value)]
         wanted = kind is not op.NOT_LITERAL
-        return lambda letter: self._is_in(letter, items) is wanted
+        return cache(lambda letter: self._is_in(letter, items) is wanted)
 
     def _one(self, test: Callable[[str], bool]) -> Matcher:
         def match(at: int, then: Then) -> bool:
