@@ -15,7 +15,7 @@ from edgespec.speculation.tree import FloatArray
 
 
 class Adjustments:
-    """What changes the logits of one answer.
+    """The bias, the penalties and the banned strings of one answer.
 
     Args:
         spelling: of the vocabulary, for banned strings and sequence breakers.

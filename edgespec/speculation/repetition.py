@@ -154,7 +154,7 @@ class RepetitionPenalty:
         return found if recent is None else np.append(found, np.array(recent, dtype=np.int64))
 
     def _is_broken(self, token: int, before: Iterator[int]) -> bool:
-        """Whether a sequence breaker ends in a token.
+        """True if a sequence breaker ends in a token.
 
         Args:
             before: the tokens before it, the last one first.
@@ -168,7 +168,7 @@ class RepetitionPenalty:
         return any(text.find(mark, max(len(begun) - len(mark) + 1, 0)) >= 0 for mark in self._breakers)
 
     def _breaks_alone(self, token: int) -> bool:
-        """Whether a token contains a whole sequence breaker."""
+        """True if a token contains a whole sequence breaker."""
         if self._spelling is None or not self._breakers:
             return False
         if token not in self._breaks:

@@ -151,7 +151,7 @@ def sigma_cut(logits: FloatArray, sigmas: float) -> np.float32:
 
 
 def excludes(config: GenerationConfig, seed: int, position: int) -> bool:
-    """Whether XTC ("exclude top choices") applies at a position: a coin tossed by seed and position."""
+    """True if XTC ("exclude top choices") applies at a position: a coin tossed by seed and position."""
     return config.xtc_probability > 0 and SeededDraws(seed, NoiseStream.EXCLUDING, position).coin(
         config.xtc_probability
     )
