@@ -203,6 +203,15 @@ def remove_abandoned(folder: Path, pattern: str = "*.partial") -> int:
     return freed
 
 
+def is_locked(path: Path) -> bool:
+    """True if another program, or another place in this one, holds the lock of a file."""
+    try:
+        with path.open("rb") as file:
+            return _lock(file.fileno()) is False
+    except OSError:
+        return False
+
+
 def _lock(descriptor: int) -> bool | None:
     """Lock an open file: False if another process holds the lock, None if files cannot be locked here."""
     if sys.platform == "win32":

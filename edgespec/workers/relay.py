@@ -3,6 +3,9 @@
 ggml ends the whole process when a worker is gone. So it is connected to a relay in this process, which passes
 everything on. Once the worker is lost, the relay answers in its place with zeros; what is computed from them
 is never used, as every decode asks the relay before and after.
+
+ggml connects by TCP, and can show no token. So any program of this machine could connect, but only this
+process is served.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import psutil
+
 from edgespec.errors import WorkerError
 from edgespec.workers import protocol
 from edgespec.workers.connection import WorkerConnection, receive
@@ -26,6 +31,12 @@ _LONGEST_S = 900.0  # for an answer: a pass over a long piece of a prompt on a s
 _LOOK_S = 0.5
 _STOP_S = 20.0
 _ZEROS = bytes(_PIECE)
+
+
+def _is_own(client: tuple[str, int], server: tuple[str, int]) -> bool:
+    """True if this process has the client's end of a connection between two addresses."""
+    ends = ((end.laddr, end.raddr) for end in psutil.Process().net_connections("tcp4"))
+    return (client, server) in ends
 
 
 @dataclass
@@ -106,9 +117,12 @@ class Relay:
         """Serve one connection of ggml after another: it opens and closes several."""
         while not self._closing:
             try:
-                client, _ = self._listener.accept()
+                client, peer = self._listener.accept()
             except OSError:
                 return
+            if not _is_own(peer, client.getsockname()):
+                client.close()
+                continue
             self._client = client
             with client, contextlib.suppress(OSError):
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

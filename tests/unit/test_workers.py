@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -183,6 +185,22 @@ def test_a_relay_passes_requests_and_answers_on() -> None:
         RPCCommand.COPY,
     ]
     assert worker.requests[2][1] == large
+
+
+def test_a_relay_serves_its_own_process_alone() -> None:
+    with relayed(struct.pack("<I", 3)) as (worker, relay, client):
+        client.close()
+        host, _, port = relay.endpoint.partition(":")
+        stranger = (
+            f"import socket; s = socket.create_connection(({host!r}, {port}))\n"
+            f"s.sendall({HEADER.pack(RPCCommand.DEVICES, 0)!r})\n"
+            "try: print(s.recv(1))\nexcept ConnectionError: print(b'')"
+        )
+        told = subprocess.run([sys.executable, "-c", stranger], capture_output=True, check=True, text=True)
+        assert told.stdout == "b''\n"
+        with socket.create_connection((host, int(port))) as own:
+            assert request(own, RPCCommand.DEVICES) == struct.pack("<I", 3)
+    assert len(worker.requests) == 2, "a greeting, and one request"
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+import edgespec
 from edgespec.cli.batch.formats import records
 from edgespec.cli.batch.output.merge import Merger
 from edgespec.cli.batch.output.result_file import ResultFile
-from edgespec.engine.sessions.file import Conversation, SessionFile
+from edgespec.engine.sessions.file import Conversation, SessionFile, read_conversation, saved_sessions
+from edgespec.engine.sessions.session import Session
 from edgespec.errors import OutputError, SessionError
-from edgespec.files.writing import atomic_large_write, atomic_write, writing_to
+from edgespec.files.writing import atomic_large_write, atomic_write, is_locked, open_locked, writing_to
+from edgespec.models.gguf.header import read_header
+from edgespec.models.hub.removal import plan_removal
 
 IN_USE = "is being written by another program"
 
@@ -93,3 +99,66 @@ def test_a_session_that_is_a_link_is_written_through_it(tmp_path: Path) -> None:
     assert saved is not None
     assert saved.system == "Be brief."
     again.close()
+
+
+def test_a_removed_model_leaves_what_is_under_way(
+    smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download of another quantization, a pack, and a search for a drafter."""
+    repository = tmp_path / "models--org--repo"
+    blob, snapshot = repository / "blobs" / ("b" * 64), repository / "snapshots" / ("a" * 40)
+    blob.parent.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    shutil.copy(smol_path, blob)
+    model = snapshot / "m-Q4_K_M.gguf"
+    model.symlink_to(blob)
+    partial = blob.with_name("c" * 64 + ".edgespec.incomplete")
+    partial.write_bytes(b"part of m-Q8_0.gguf")
+    stem = read_header(model).fingerprint[:16]
+    monkeypatch.setattr("edgespec.models.hub.removal.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("edgespec.models.hub.removal.drafters_folder", lambda: tmp_path / "drafters")
+    pack = tmp_path / "cache" / "packs" / f"m-{stem}.pack.1.partial"
+    work = tmp_path / "drafters" / "work" / stem / "lock"
+    for path in (pack, work):
+        path.parent.mkdir(parents=True)
+    with open_locked(pack), open_locked(work):
+        removal = plan_removal(model)
+        assert {file.path for file in removal.files} == {model, blob}
+        assert len(removal.kept) == 3
+        removal.carry_out()
+        assert partial.exists()
+        assert pack.exists()
+    assert not is_locked(pack)
+
+
+def test_a_session_is_saved_over_no_other_file(smol_path: Path, tmp_path: Path) -> None:
+    library, first = tmp_path / "package.json", tmp_path / "first.json"
+    library.write_text('{"name": "my work"}')
+    with edgespec.load(smol_path, draft="none", context=256) as engine:
+        with closing(Session(engine, "Be brief.")) as session:
+            with pytest.raises(SessionError, match="is not a saved session"):
+                session.save_to(library, overwrite=True)
+            session.save_to(first)
+            session.save_to(session.file or first)
+        with closing(Session(engine, "Another.")) as session:
+            with pytest.raises(SessionError, match="holds another conversation"):
+                session.save_to(first)
+            session.save_to(tmp_path / "second")
+            session.save_to(first, overwrite=True)
+    assert library.read_text() == '{"name": "my work"}'
+    assert json.loads(first.read_text())["system"] == "Another."
+    assert not list(tmp_path.glob(".*")), "no lock is left"
+
+
+def test_one_dangling_link_hides_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.engine.sessions.file.sessions_folder", lambda: tmp_path)
+    file = SessionFile(tmp_path / "trip.json")
+    file.write(Conversation({"model": "m"}))
+    file.close()
+    (tmp_path / "gone.json").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "damaged.json").write_text(
+        json.dumps(json.loads((tmp_path / "trip.json").read_text()) | {"identity": ["m"]})
+    )
+    assert [session.name for session in saved_sessions()] == ["trip"]
+    with pytest.raises(SessionError, match="is not a saved session"):
+        read_conversation(tmp_path / "damaged.json")

@@ -124,6 +124,24 @@ class SessionFile:
         except OSError as error:
             raise _cannot("written", self.path, error) from error
 
+    def require_free(self, *, overwrite: bool) -> None:
+        """Refuse to replace what is in the file.
+
+        Args:
+            overwrite: unless it is a session.
+
+        Raises:
+            SessionError: there is something else.
+        """
+        if not self.path.exists():
+            return
+        if not is_session(self.path):
+            raise _no_session(self.path)
+        if not overwrite:
+            raise SessionError(
+                f"{self.path} holds another conversation.", "Resume that one, or choose another name."
+            )
+
     def close(self) -> None:
         """Release the session, so that other programs can open it."""
         self._lock.close()
@@ -240,9 +258,7 @@ def read_conversation(path: Path, *, with_images: bool = True) -> Conversation |
     except OSError as error:
         raise _cannot("read", path, error) from error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise SessionError(
-            f"{path} is not a saved session.", "Choose another name, or move that file away."
-        ) from error
+        raise _no_session(path) from error
 
 
 def _record(conversation: Conversation, images: ImageFolder) -> dict[str, Any]:
@@ -309,6 +325,10 @@ def _text(value: object) -> str:
 
 def _optional(value: object) -> str | None:
     return None if value is None else _text(value)
+
+
+def _no_session(path: Path) -> SessionError:
+    return SessionError(f"{path} is not a saved session.", "Choose another name, or move that file away.")
 
 
 def _cannot(verb: str, path: Path, error: OSError) -> SessionError:

@@ -232,17 +232,24 @@ class Session:
                 return dropped
         return 0
 
-    def save_to(self, file: SessionFile | str | os.PathLike[str]) -> None:
+    def save_to(self, file: SessionFile | str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Save the conversation to a file, now and after every change.
 
         Args:
             file: open already, or its name or path, as `SessionFile` takes it.
+            overwrite: replace another conversation that is saved there.
 
         Raises:
-            SessionError: the file cannot be opened or written.
+            SessionError: the file cannot be opened or written, is no session, or holds another conversation.
         """
-        if not isinstance(file, SessionFile):
-            file = SessionFile(file)
+        opened = file if isinstance(file, SessionFile) else SessionFile(file)
+        try:
+            opened.require_free(overwrite=overwrite or opened is self.file)
+        except SessionError:
+            if opened is not file:
+                opened.close()
+            raise
+        file = opened
         self.close()
         self._attach(file)
         self._save()

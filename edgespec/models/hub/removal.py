@@ -16,6 +16,7 @@ from typing import Any
 from edgespec.errors import ModelFileError, OutputError
 from edgespec.files.per_model import files_about
 from edgespec.files.user_folders import cache_folder
+from edgespec.files.writing import is_locked
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.not_gguf import require_regular_file
 from edgespec.models.gguf.split_files import split_paths
@@ -57,6 +58,11 @@ class Removal:
     def n_bytes(self) -> int:
         """Bytes of disk."""
         return sum(file.n_bytes for file in self.files)
+
+    def keep(self, why: str) -> None:
+        """Add a sentence about what stays, once."""
+        if why not in self.kept:
+            self.kept.append(why)
 
     def carry_out(self) -> int:
         """Remove the files and forget the pairs; returns the bytes that were freed.
@@ -148,14 +154,17 @@ def _add_cached(removal: Removal, path: Path, kind: str = "model") -> None:
         else:
             removal.kept.append(f"{blob} is shared between repositories and stays.")
     for partial in (repository / "blobs").glob("*.edgespec.incomplete"):
-        if all(partial != file.path for file in removal.files):
-            removal.files.append(Removable(partial, "partial", partial.stat().st_size))
+        # It is named by a checksum, and may be of another file that is being downloaded.
+        removal.keep(f"{partial}, an unfinished download from this repository, stays.")
 
 
 def _add_made(removal: Removal, header: GGUFHeader) -> None:
     cache = cache_folder()
     for pack in packs_folder().glob(f"*-{header.fingerprint[:16]}*.pack*"):
-        _add_pack(removal, pack)
+        if is_locked(pack):
+            removal.keep(f"{pack} is being written by another program and stays.")
+        else:
+            _add_pack(removal, pack)
     for rule in files_about(cache / "rows", header.fingerprint):
         removal.files.append(Removable(rule, "row rule", rule.stat().st_size))
     for profile in _profiles(cache / "profiles", header.fingerprint):
@@ -166,6 +175,9 @@ def _add_made(removal: Removal, header: GGUFHeader) -> None:
         if pair.kind == "made" and pair.path not in others and drafters_folder() in pair.path.parents:
             removal.files.append(Removable(pair.path, "drafter", pair.path.stat().st_size))
     folder = drafters_folder() / "work" / header.fingerprint[:16]
+    if is_locked(folder / "lock"):
+        removal.keep(f"{folder} is in use by 'edgespec draft' and stays.")
+        return
     for path in folder.glob("*"):
         removal.files.append(Removable(path, "partial", path.stat().st_size))
 

@@ -238,7 +238,7 @@ class SlashCommands:
                 raise UsageError("/save needs a name.", "For example: /save trip, or /save notes/trip.json")
             self._chat.say(_saved(self._session.file.path))
             return
-        from edgespec.engine.sessions.file import SessionFile, session_path
+        from edgespec.engine.sessions.file import session_path
 
         path = session_path(rest)
         if self._session.file is not None and self._session.file.path == path:
@@ -249,7 +249,7 @@ class SlashCommands:
             return
         if path.exists() and not self._chat.confirm(f"{path.stem} exists. Overwrite it?"):
             return
-        self._session.save_to(SessionFile(rest))
+        self._session.save_to(rest, overwrite=True)
         self._chat.say(_saved(path))
 
     def _load(self, rest: str) -> None:
