@@ -130,8 +130,8 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
     report = on_progress or no_progress
     _check(options)
     header = read_header(catalog.find(target, on_progress))
-    folder = _work_folder(header)
-    with _working_in(folder):
+    folder = work_folder(header)
+    with working_in(folder):
         state = _state(header, options)
         written = state.written(
             FreeMemory.read().budget(options.memory),
@@ -174,8 +174,13 @@ def kept_of(target: str, options: MakeOptions) -> str:
 
 
 @contextmanager
-def _working_in(folder: Path) -> Iterator[None]:
-    """Have a work folder for oneself."""
+def working_in(folder: Path) -> Iterator[None]:
+    """Have a work folder for oneself.
+
+    Raises:
+        UsageError: another program works in it.
+        OutputError: it cannot be made.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -187,7 +192,7 @@ def _working_in(folder: Path) -> Iterator[None]:
             yield
     except Timeout as error:
         raise UsageError(
-            "Another 'edgespec draft make' of this target is running.", "Wait until it has ended."
+            "Another 'edgespec draft' command for this target is running.", "Wait until it has ended."
         ) from error
 
 
@@ -268,12 +273,12 @@ def _register(target: GGUFHeader, output: Path, measured: Candidate) -> None:
     )
 
 
-def _work_folder(header: GGUFHeader) -> Path:
+def work_folder(header: GGUFHeader) -> Path:
     return drafters_folder() / "work" / header.fingerprint[:16]
 
 
 def _state(header: GGUFHeader, options: MakeOptions) -> SavedMeasurements:
-    return SavedMeasurements(_work_folder(header) / f"state-{options.tokens}.json")
+    return SavedMeasurements(work_folder(header) / f"state-{options.tokens}.json")
 
 
 def _check(options: MakeOptions) -> None:

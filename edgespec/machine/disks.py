@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +73,26 @@ def disk_of(path: Path, root: Path = ROOT, *, number_of: tuple[int, int] | None 
         free = total = 0
     kind = _KINDS.get(file_system) or _kind_of_device(root, number_of, device)
     return Disk(place, device, kind, file_system, free, total, _reads_directly(place))
+
+
+def file_system_id(path: Path, root: Path = ROOT, *, number: int | None = None) -> str:
+    """An identifier of a path's file system that another disk does not get after a restart.
+
+    Args:
+        root: where /dev is.
+        number: of the device; None asks the system.
+
+    Raises:
+        OSError: there is no such path.
+    """
+    number = path.stat().st_dev if number is None else number
+    for link in sorted((root / "dev/disk/by-uuid").glob("*")):
+        with suppress(OSError):
+            if link.stat().st_rdev == number:
+                return link.name
+    if sys.platform == "win32":
+        return str(number)  # the serial number of the volume
+    return str(os.statvfs(path).f_fsid or number)  # made of a UUID by most file systems
 
 
 def _nearest(path: Path) -> Path:

@@ -28,6 +28,7 @@ from edgespec.files.user_folders import cache_folder
 from edgespec.files.writing import writing_to
 from edgespec.machine.contention import DISTURBED
 from edgespec.machine.cores import probe_cores
+from edgespec.machine.disks import file_system_id
 from edgespec.profiles.figures import DeviceProfile, Figures
 
 _VERSION = 3
@@ -91,12 +92,12 @@ class ProfileKeys:
 
 
 def disk_key(path: Path) -> dict[str, str]:
-    """The key for the disk that a file is on.
+    """The key for the disk that a file or folder is on.
 
     Raises:
         OSError: there is no such file.
     """
-    return {"host": platform.node(), "device": str(path.stat().st_dev)}
+    return {"host": platform.node(), "file_system": file_system_id(path)}
 
 
 def image_key(projector: str, threads: int) -> Key:

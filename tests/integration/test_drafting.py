@@ -101,7 +101,10 @@ def test_an_interrupted_choice_says_what_it_kept_and_continues(
 def test_a_second_run_for_the_same_target_is_refused(smol_path: Path) -> None:
     folder = drafters_folder() / "work" / read_header(smol_path).fingerprint[:16]
     folder.mkdir(parents=True)
-    with FileLock(folder / "lock"), pytest.raises(UsageError, match="Another 'edgespec draft make'"):
+    with (
+        FileLock(folder / "lock"),
+        pytest.raises(UsageError, match="Another 'edgespec draft' command"),
+    ):
         make_for(str(smol_path), MakeOptions())
 
 

@@ -16,7 +16,7 @@ import pytest
 from edgespec.bench.rows.capped import cap_kind, run_capped
 from edgespec.files.direct_reader import FileReader
 from edgespec.machine.cores import FEATURES, probe_cores, usable_cores
-from edgespec.machine.disks import Disk, disk_of
+from edgespec.machine.disks import Disk, disk_of, file_system_id
 from edgespec.machine.gpus import Gpu, parse_nvidia_smi, probe_gpus
 from edgespec.machine.memory import available_memory, probe_memory
 from edgespec.machine.power import Power, probe_power
@@ -439,3 +439,16 @@ def test_affinity_counts() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"
+
+
+def test_a_disk_is_known_by_its_file_system(tmp_path: Path) -> None:
+    """Numbers of devices are given anew at each start of the system."""
+    links = tmp_path / "dev/disk/by-uuid"
+    links.mkdir(parents=True)
+    (links / "1234-ABCD").symlink_to(os.devnull)
+    (links / "5678-EFGH").symlink_to(tmp_path / "nowhere")
+    number = Path(os.devnull).stat().st_rdev
+    assert file_system_id(tmp_path, tmp_path, number=number) == "1234-ABCD"
+    assert file_system_id(tmp_path) == file_system_id(tmp_path / "dev") not in ("", "0", "1234-ABCD")
+    with pytest.raises(FileNotFoundError):
+        file_system_id(tmp_path / "nowhere")

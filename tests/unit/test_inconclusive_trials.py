@@ -297,3 +297,13 @@ def test_a_large_request_reaches_a_child_that_starts_slowly(
     monkeypatch.syspath_prepend(tmp_path)
     verdict = trial.attempt_in_child("slow_to_start", {"text": "x" * 1_000_000}, subject="It", cpu_s=1.0)
     assert verdict.answer == {"read": 1_000_000}
+
+
+@pytest.mark.parametrize("output", [b'{"out_of_memory": true}', b"", b'{"out'])
+def test_systems_without_a_signal_for_processor_time(output: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that was refused memory there, or ended early, is no verdict."""
+    ended = subprocess.CompletedProcess([], 0, b"started\n" + output, b"")
+    monkeypatch.delattr(signal, "SIGXCPU")
+    monkeypatch.setattr(trial, "_run", lambda *_: ended)
+    with pytest.raises(InconclusiveTrial):
+        trial.attempt_in_child("m", {}, subject="Loading x.gguf", cpu_s=1.0)

@@ -62,6 +62,14 @@ def test_a_folder_that_cannot_be_written_to_is_passed_over(sources: Path) -> Non
     assert sources not in made.parents
     assert build.library_path() == made
     assert functions(made).one() == 1
+    (sources / "one.cpp").write_text('extern "C" int one() { return 11; }\n')
+    build.sources_digest.cache_clear()
+    other = build.build()
+    assert made.exists(), "another version of the program that uses this folder needs it"
+    os.utime(made, (0, 0))
+    build.build(again=True)
+    assert not made.exists(), "nobody has used that version for months"
+    assert other.exists()
 
 
 def test_a_compiler_without_an_instruction_set_leaves_its_file_out(sources: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from edgespec.costs.pass_time import read_seconds
 from edgespec.drafting.agreement import PROMPTS, PassCost, SampleAnswer, write_sample_answers
+from edgespec.drafting.make import work_folder, working_in
 from edgespec.drafting.saved_measurements import SavedMeasurements
 from edgespec.drafting.speed import CostModel
 from edgespec.drafting.tuning.data.answers import Answer, AnswerFile, collect_answers
@@ -32,7 +33,6 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import (
     BackendError,
     EdgeSpecError,
-    OutputError,
 )
 from edgespec.files.writing import remove_abandoned, termination_raises, writing_to
 from edgespec.machine.cores import default_threads
@@ -72,7 +72,7 @@ def tune(target: str, options: TuneOptions, on_progress: Progress | None = None)
     header = read_header(catalog.find(target, on_progress))
     start = choose_start(header, options, report)
     extent = extent_for(start, check_tunable(start), available_memory())
-    with termination_raises():
+    with termination_raises(), working_in(work_folder(header)):
         return _Tuning(header, start, extent, prompts, options, report).run()
 
 
@@ -96,13 +96,7 @@ class _Tuning:
         if options.quantization and rounded_types(start, options.quantization):
             parts.append(options.quantization)  # another training
         self._label = "tuning-" + hashlib.blake2b(json.dumps(parts).encode(), digest_size=5).hexdigest()
-        self._folder = drafters_folder() / "work" / target.fingerprint[:16]
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(
-                f"{self._folder} cannot be made: {error.strerror}.", "Check its permissions."
-            ) from error
+        self._folder = work_folder(target)
         remove_abandoned(self._folder, ".*.partial")
         self._state = SavedMeasurements(self._folder / f"{self._label}.json")
         if "first" not in self._state.values:  # it must not change with the memory that is free later

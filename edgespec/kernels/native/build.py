@@ -38,6 +38,7 @@ _MANIFEST = "sources.txt"
 _GATE = "processor.cpp"  # knows which instruction sets the processor has
 _ANY = "any"
 _REMEMBERED_S = 24 * 3600.0  # how long a compiler that failed is not tried again
+_UNUSED_S = 90 * 24 * 3600.0  # after which another version's library is removed from the cache folder
 _COMMON = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra")
 _LINK = ("-shared", "-pthread")
 _MISSING = (
@@ -311,7 +312,7 @@ def _failed(what: str, done: subprocess.CompletedProcess[str]) -> BuildFailed:
 
 
 def _install(library: Path) -> Path:
-    """Move a library to the first folder that can be written to, in place of those of other sources."""
+    """Move a library to the first folder that can be written to, and remove those that it replaces."""
     refused: OSError | None = None
     for folder in _folders():
         try:
@@ -323,8 +324,10 @@ def _install(library: Path) -> Path:
             refused = error
             continue
         for old in folder.glob(f"edgespec-kernels-*{library.suffix}"):
-            if old.name != library.name:
-                with suppress(OSError):
+            with suppress(OSError):
+                # Another version may use the cache folder, too.
+                unused = folder.parent == SOURCES or time.time() - old.stat().st_mtime > _UNUSED_S
+                if old.name != library.name and (sources_digest() in old.name or unused):
                     old.unlink()
         return folder / library.name
     raise BuildFailed(f"the library cannot be written: {refused}")
