@@ -35,8 +35,8 @@ _ZEROS = bytes(_PIECE)
 
 def _is_own(client: tuple[str, int], server: tuple[str, int]) -> bool:
     """True if this process has the client's end of a connection between two addresses."""
-    ends = ((end.laddr, end.raddr) for end in psutil.Process().net_connections("tcp4"))
-    return (client, server) in ends
+    own = psutil.Process().net_connections("tcp4")
+    return any(end.laddr == client and end.raddr == server for end in own)
 
 
 @dataclass
