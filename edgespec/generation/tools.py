@@ -80,18 +80,18 @@ class ToolCall:
 
     @property
     def values(self) -> Any:
-        """The arguments, read from their JSON; an empty object if the answer was cut off within it."""
+        """The arguments, read from their JSON; an empty object if it was cut off, or is too deep."""
         try:
             return json.loads(self.arguments or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
 
     @property
     def is_complete(self) -> bool:
-        """True if its arguments are JSON, so that the answer was not cut off within it."""
+        """True if its arguments are JSON that can be read: not too deep, nor cut off with the answer."""
         try:
             json.loads(self.arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
         return True
 

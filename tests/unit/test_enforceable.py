@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.errors import GrammarError, UsageError
 from edgespec.generation.config import Grammar
-from edgespec.generation.tools import Tool
+from edgespec.generation.tools import Tool, ToolCall
 from edgespec.text.calls.argument_values import SchemaReader
 from edgespec.text.calls.enforceable import closed, not_enforced, unconstrained
 from edgespec.text.calls.syntax import GEMMA, LFM2, CallSyntax
@@ -253,3 +253,9 @@ def test_fractions_of_a_second_have_an_end() -> None:
     matcher = grammar_of({"type": "string", "format": "date-time"})
     assert accepts(matcher, '"2026-11-29T01:02:03.123456789+01:00"')
     assert not accepts(matcher, '"2026-11-29T01:02:03.1234567890+01:00"')
+
+
+def test_arguments_that_are_too_deep_are_no_values() -> None:
+    call = ToolCall("id", "f", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    assert not call.is_complete
+    assert call.values == {}

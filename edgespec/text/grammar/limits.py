@@ -139,7 +139,7 @@ def _without_schemas(text: str) -> tuple[str, list[str]]:
 def _is_plain_schema(text: str) -> bool:
     try:
         nodes = list(_nodes(json.loads(text)))
-    except ValueError:
+    except (ValueError, RecursionError):
         return True  # the compiler will report it
     multiples = [node["multipleOf"] for node in nodes if "multipleOf" in node]
     patterns = [str(node["pattern"]) for node in nodes if "pattern" in node]
