@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 from edgespec.api.warnings import Warnings
-
-_ESCAPE_LENGTH = len("\\u0000")
-_MAX_DEPTH = 100
 
 
 def arguments_of(value: object, name: str, warnings: Warnings) -> dict[str, Any]:
@@ -23,7 +21,7 @@ def arguments_of(value: object, name: str, warnings: Warnings) -> dict[str, Any]
         try:
             said = json.loads(value)
         except (ValueError, RecursionError):
-            said = _completed(value) if value.lstrip().startswith("{") else value
+            said = _completed(value)
             if isinstance(said, dict):
                 warnings.add(f"Completed the JSON of a call of {name} that was cut off.")
     if said is None or (isinstance(said, str) and not said.strip()):
@@ -35,32 +33,9 @@ def arguments_of(value: object, name: str, warnings: Warnings) -> dict[str, Any]
 
 
 def _completed(text: str) -> Any:
-    """The value of JSON that was cut off, with what is complete of it; the text itself if it is no JSON."""
-    closing, in_string, escape = [], False, -1  # where the last escape begins
-    for place, character in enumerate(text):
-        if in_string:
-            if character == "\\" and place != escape + 1:
-                escape = place
-            elif character == '"' and place != escape + 1:
-                in_string, escape = False, -1
-        elif character == '"':
-            in_string, escape = True, -2
-        elif character in "{[":
-            closing.append("}" if character == "{" else "]")
-        elif character in "}]" and closing:
-            closing.pop()
-    if len(closing) > _MAX_DEPTH:
-        return text
-    if in_string:
-        last = text[escape:] if escape >= 0 else ""
-        cut = last == "\\" or (last.startswith("\\u") and len(last) < _ESCAPE_LENGTH)
-        text = (text[:escape] if cut else text) + '"'
-    begun, ends = text.rstrip(), "".join(reversed(closing))
-    word = 1 + max(map(begun.rfind, ",:[{ \n\t"))
-    # A value may be missing, an item may not have begun, and a word may be incomplete.
-    for whole in (begun, f"{begun}: null", f"{begun} null", begun.rstrip(","), f"{begun[:word]}null"):
-        try:
-            return json.loads(whole + ends)
-        except (ValueError, RecursionError):
-            continue
+    """The complete parts of JSON that was cut off; the text itself if it is no JSON."""
+    import jiter
+
+    with suppress(ValueError):
+        return jiter.from_json(text.encode("utf-8", "replace"), partial_mode="trailing-strings")
     return text

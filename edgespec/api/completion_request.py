@@ -16,9 +16,8 @@ from edgespec.api.limits import Limits
 from edgespec.api.messages import ChatMessages, Message, name_results, read_messages, texts_of
 from edgespec.api.settings import Logprobs, n_logprobs
 from edgespec.api.text_logprobs import EchoedPrompt
-from edgespec.api.tools import OfferedTools, SettingsWithTools, read_tools
-from edgespec.api.values import shown
-from edgespec.api.warnings import Warnings
+from edgespec.api.tools import SettingsWithTools, read_tools
+from edgespec.api.warnings import Warnings, shown
 from edgespec.errors import ContextLengthError, UsageError
 from edgespec.generation.config import MAX_SEED, GenerationConfig
 
@@ -204,8 +203,10 @@ def read_request(
     chat = asked.messages is not None
     logprobs = n_logprobs(fields.logprobs, fields.top_logprobs if chat else None)
     config = fields.config(defaults, limits, warnings).with_(logprobs=logprobs)
-    offered = read_tools(fields, limits, warnings) if chat else OfferedTools({})
-    config = config.with_(**offered.settings)
+    custom: frozenset[str] = frozenset()
+    if chat:
+        tools, custom = read_tools(fields, limits, warnings)
+        config = config.with_(**tools)
     grammar = read_format(fields, fields.response_format, limits, warnings)
     if grammar is not None:
         config = config.with_(grammar=grammar)
@@ -239,7 +240,7 @@ def read_request(
         with_speculation=fields.speculation,
         model=named,
         warnings=warnings.sentences,
-        custom_tools=offered.custom,
+        custom_tools=custom,
         continues=continues,
         suffix=fields.suffix,
         echo=fields.echo,

@@ -10,8 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from edgespec.api.fields import converted
-from edgespec.api.values import shown
-from edgespec.api.warnings import Warnings
+from edgespec.api.warnings import Warnings, shown
 from edgespec.text.unreadable import READS_TEXT, note_for
 
 TEXTS = frozenset((None, "text", "input_text", "output_text", "summary_text", "reasoning_text"))

@@ -16,8 +16,7 @@ from edgespec.api.completion_request import Texts, inputs_of, model_name
 from edgespec.api.endpoint import Event
 from edgespec.api.fields import Fields, read_fields
 from edgespec.api.refusals import Refusal
-from edgespec.api.values import wrong
-from edgespec.api.warnings import Warnings
+from edgespec.api.warnings import Warnings, wrong
 from edgespec.errors import UsageError
 
 _MAX_INPUTS = 2048

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.api.completion_request import CompletionRequest, TranslatedRequest
@@ -58,19 +58,18 @@ class _EndpointBase(ABC):
 
 
 class DirectEndpoint(_EndpointBase):
-    """An endpoint for questions about the model, which it does not answer itself."""
+    """An endpoint for questions about the model, which it does not answer itself.
+
+    Args:
+        reply: makes the answer of a request.
+    """
+
+    def __init__(self, reply: Callable[[object, Engine, Limits], Event]) -> None:
+        self.reply = reply
 
     @property
     def waits(self) -> bool:
         return False
-
-    @abstractmethod
-    def reply(self, body: object, engine: Engine, limits: Limits) -> Event:
-        """The answer to a request.
-
-        Raises:
-            UsageError: the request is wrong.
-        """
 
 
 class PromptEndpoint(_EndpointBase):

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from edgespec.api.values import shown, wrong
-from edgespec.api.warnings import Warnings
+from edgespec.api.warnings import Warnings, shown, wrong
 from edgespec.errors import UsageError
 
 _CLOSE = 0.85
@@ -58,7 +57,8 @@ def read_fields(
     for name, why in kind.unsupported.items():
         if values.pop(name, None) not in (None, *_PLAIN):
             warnings.ignored(_joined(at, name), why)
-    unknown = [name for name in values if name not in (*kind.__struct_fields__, *kind.without_effect)]
+    known = {*kind.__struct_fields__, *kind.without_effect}
+    unknown = [name for name in values if name not in known]
     for name in unknown if strict else unknown[:_MAX_NAMED]:
         close = difflib.get_close_matches(name[:64], kind.__struct_fields__, n=1, cutoff=_CLOSE)
         hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -81,9 +81,6 @@ def converted(value: object, kind: type[_Type], at: str = "") -> _Type:
         return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise _refusal(str(error), value, kind, at) from None
-    except UnicodeEncodeError:
-        text = "The request has half of a surrogate pair, such as \\ud83d, which no text can hold."
-        raise UsageError(text) from None
 
 
 def _joined(at: str, name: str) -> str:

@@ -6,8 +6,7 @@ from msgspec import Struct
 
 from edgespec.api.limits import Limits
 from edgespec.api.settings import Schema, Settings
-from edgespec.api.values import shown
-from edgespec.api.warnings import Warnings
+from edgespec.api.warnings import Warnings, shown
 from edgespec.errors import UsageError
 from edgespec.generation.config import Grammar
 

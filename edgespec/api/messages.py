@@ -11,8 +11,7 @@ from edgespec.api.arguments import arguments_of
 from edgespec.api.contents import Part, content_of, note, parts_of, text_of, thought_of, without_thoughts
 from edgespec.api.header_lines import without_header_lines
 from edgespec.api.tools import CUSTOM_INPUT
-from edgespec.api.values import shown
-from edgespec.api.warnings import Warnings
+from edgespec.api.warnings import Warnings, shown
 from edgespec.errors import UsageError
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]

@@ -24,8 +24,7 @@ from edgespec.api.messages import (
 )
 from edgespec.api.settings import Count, Effort
 from edgespec.api.tools import SettingsWithTools
-from edgespec.api.values import shown
-from edgespec.api.warnings import Warnings
+from edgespec.api.warnings import Warnings, shown
 from edgespec.errors import UsageError
 
 _MESSAGES = ("message", "agent_message")

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from edgespec.api.fields import Fields, read_fields
 from edgespec.api.limits import LARGEST_COUNT, Limits
-from edgespec.api.warnings import Warnings
+from edgespec.api.warnings import Warnings, wrong
 from edgespec.errors import UsageError
 from edgespec.generation.config import MAX_LOGPROBS, MAX_SEED, GenerationConfig
 from edgespec.generation.thinking import MAX_BUDGET, think_text
@@ -110,9 +110,11 @@ class Settings(Sampling):
             changes["seed"] = None if seed == _RANDOM_SEED else seed % (MAX_SEED + 1)
         changes |= {name: _strings(name, changes[name], limits) for name in _STRINGS if name in changes}
         if self.logit_bias:
-            pairs = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
+            biases = dict(self.logit_bias)
+            if any(bias is True for bias in biases.values()):
+                raise wrong("A value of logit_bias", True, "a number from -100 to 100")
             # False is llama.cpp's way to forbid a token.
-            biases = {token: float(-100 if bias is False else bias) for token, bias in pairs}
+            biases = {token: float(-100 if bias is False else bias) for token, bias in biases.items()}
             changes["logit_bias"] = tuple(sorted(biases.items()))
         think = self._think(warnings)
         if think is not None:

@@ -5,11 +5,10 @@ A text is `content` for the one and `prompt` for the other; a response has the f
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from edgespec.api.completion_request import check_size, check_tokens
-from edgespec.api.endpoint import DirectEndpoint, Event
+from edgespec.api.endpoint import Event
 from edgespec.api.fields import Fields, read_fields
 from edgespec.api.images import RequestImages
 from edgespec.api.limits import Limits
@@ -39,20 +38,6 @@ class DetokenizeBody(Fields):
     """The body of `/detokenize`."""
 
     tokens: list[int]
-
-
-class TokenizerEndpoint(DirectEndpoint):
-    """An endpoint that turns text into tokens or back.
-
-    Args:
-        reply: makes the answer of a request.
-    """
-
-    def __init__(self, reply: Callable[[object, Engine, Limits], Event]) -> None:
-        self._reply = reply
-
-    def reply(self, body: object, engine: Engine, limits: Limits) -> Event:
-        return self._reply(body, engine, limits)
 
 
 def tokenized(body: object, engine: Engine, limits: Limits) -> Event:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from msgspec import Struct
@@ -12,8 +11,7 @@ from msgspec import Struct
 from edgespec.api.arguments import arguments_of
 from edgespec.api.limits import Limits
 from edgespec.api.settings import Settings
-from edgespec.api.values import shown, wrong
-from edgespec.api.warnings import Warnings
+from edgespec.api.warnings import Warnings, shown, wrong
 from edgespec.errors import UsageError
 from edgespec.generation.tools import CHOICES, Tool
 
@@ -77,26 +75,18 @@ class SettingsWithTools(Settings):
     function_call: str | ToolReference | None = None
 
 
-@dataclass(frozen=True)
-class OfferedTools:
-    """The tools of a request.
-
-    Attributes:
-        settings: those for GenerationConfig.
-        custom: names of tools that take a text, for which their calls are translated back.
-    """
-
-    settings: Mapping[str, Any]
-    custom: frozenset[str] = frozenset()
-
-
-def read_tools(asked: SettingsWithTools, limits: Limits, warnings: Warnings) -> OfferedTools:
+def read_tools(
+    asked: SettingsWithTools, limits: Limits, warnings: Warnings
+) -> tuple[dict[str, Any], frozenset[str]]:
     """The tools of a request: those of `tools`, or of `functions`.
 
     What cannot be offered is left out, with a warning: agents send all tools that they know.
 
+    Returns:
+        Settings for GenerationConfig, and the names of tools that take a text instead of arguments.
+
     Raises:
-        UsageError: they have another form, or together are too long.
+        UsageError: one has no valid name, or together they are too long.
     """
     given, custom = asked.tools, set()
     if asked.functions and not given:
@@ -119,9 +109,9 @@ def read_tools(asked: SettingsWithTools, limits: Limits, warnings: Warnings) -> 
     choice = asked.function_call if asked.tool_choice is None else asked.tool_choice
     chosen, tools = _chosen(choice, tools, warnings, were_given=bool(given))
     if not tools:
-        return OfferedTools({})
+        return {}, frozenset()
     settings = {"tools": tuple(tools.values()), "tool_choice": chosen}
-    return OfferedTools(settings | {"parallel_tool_calls": asked.parallel_tool_calls}, frozenset(custom))
+    return settings | {"parallel_tool_calls": asked.parallel_tool_calls}, frozenset(custom)
 
 
 def custom_input(arguments: str) -> str:

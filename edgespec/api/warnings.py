@@ -1,8 +1,12 @@
-"""Warnings: what of a request has no effect, or another one than its client may expect."""
+"""Errors and warnings about fields of requests, and their values in short."""
 
 from __future__ import annotations
 
-from edgespec.api.values import shown
+import json
+import reprlib
+from collections.abc import Mapping, Sequence
+
+from edgespec.errors import UsageError
 
 _MAX_WARNINGS = 16
 
@@ -30,3 +34,19 @@ class Warnings:
     def sentences(self) -> tuple[str, ...]:
         """All warnings, in the order in which they came up."""
         return tuple(self._told)
+
+
+def wrong(name: str, value: object, wanted: str) -> UsageError:
+    """The error for a field with another value than the wanted kind."""
+    return UsageError(f"{name} must be {wanted}, not {shown(value)}.")
+
+
+def shown(value: object) -> str:
+    """A value for a message, as JSON has it, shortened."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, int) and abs(value) > 10**40:
+        return "a very large number"
+    if isinstance(value, Sequence | Mapping) and not isinstance(value, str):
+        return "a list" if isinstance(value, Sequence) else "an object"
+    return reprlib.repr(value)

@@ -19,10 +19,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from edgespec.api import protocol
 from edgespec.api.completion_request import is_pattern, names_model
 from edgespec.api.embeddings import EmbeddingEndpoint, OpenAIEmbeddings
-from edgespec.api.endpoint import Endpoint, Event
+from edgespec.api.endpoint import DirectEndpoint, Endpoint, Event
 from edgespec.api.openai_endpoints import CompletionsEndpoint, ResponsesEndpoint
 from edgespec.api.refusals import Refusal, Unavailable, refusal_for
-from edgespec.api.tokenizing import TokenizerEndpoint, detokenized, tokenized, tokenizer_info
+from edgespec.api.tokenizing import detokenized, tokenized, tokenizer_info
 from edgespec.models.gguf.embedding import no_embeddings
 from edgespec.serving.anthropic.endpoints import MessagesEndpoint
 from edgespec.serving.completion_handler import CompletionHandler
@@ -158,8 +158,8 @@ def _endpoints(model: str) -> dict[str, Endpoint]:
         "/v1/responses": ResponsesEndpoint(),
         "/v1/messages": MessagesEndpoint(),
         "/v1/messages/count_tokens": MessagesEndpoint(counts=True),
-        "/tokenize": TokenizerEndpoint(tokenized),
-        "/detokenize": TokenizerEndpoint(detokenized),
+        "/tokenize": DirectEndpoint(tokenized),
+        "/detokenize": DirectEndpoint(detokenized),
         "/api/chat": OllamaEndpoint(chat=True, model=model),
         "/api/generate": OllamaEndpoint(chat=False, model=model),
     }
@@ -184,7 +184,7 @@ def _answering(handler: CompletionHandler | EmbeddingHandler) -> list[Route]:
         refuse = _Refuse(Refusal(404, f"{text} Use {' or '.join(inputs)}.", "embedding_model"))
         return embeds + [Route(path, refuse, methods=_ANY) for path in prompts]
     answers = [_route(path, handler, endpoint) for path, endpoint in prompts.items()]
-    answers.append(Route("/tokenizer_info", _Answers(handler, TokenizerEndpoint(tokenizer_info))))
+    answers.append(Route("/tokenizer_info", _Answers(handler, DirectEndpoint(tokenizer_info))))
     refuse = _Refuse(Refusal(404, str(no_embeddings(model)), "no_embeddings"))
     return answers + [Route(path, refuse, methods=_ANY) for path in inputs]
 

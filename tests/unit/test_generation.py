@@ -79,7 +79,7 @@ def test_thoughts_and_calls_are_in_the_record() -> None:
         ("presence_penalty", -200, "presence_penalty must be from -100 to 100, not -200."),
         ("penalty_window", -1, "penalty_window must be 0 (everything) or more, not -1."),
         ("seed", -1, f"seed must be from 0 to {MAX_SEED}, not -1."),
-        ("seed", 2**63, f"seed must be from 0 to {MAX_SEED}, not {2**63}."),
+        ("seed", 2**64, f"seed must be from 0 to {MAX_SEED}, not {2**64}."),
         ("top_k", 2.5, "top_k must be an integer, not 2.5."),
         ("max_tokens", 8.0, "max_tokens must be an integer, not 8.0."),
         ("penalty_window", 1.5, "penalty_window must be an integer, not 1.5."),

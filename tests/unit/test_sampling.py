@@ -63,7 +63,7 @@ def test_filters_keep_what_their_definitions_say(logits: np.ndarray, config: Gen
     assert np.array_equal(logits, before)
 
 
-@given(_LOGITS, _FILTERS, st.integers(0, 2**63 - 1), st.integers(0, 1000))
+@given(_LOGITS, _FILTERS, st.integers(0, 2**64 - 1), st.integers(0, 1000))
 def test_every_token_keeps_its_own_noise_whatever_is_filtered(
     logits: np.ndarray, config: GenerationConfig, seed: int, position: int
 ) -> None:
@@ -75,7 +75,7 @@ def test_every_token_keeps_its_own_noise_whatever_is_filtered(
     assert sampler.choose(logits, [0] * position) == max(perturbed, key=perturbed.__getitem__)
 
 
-@given(_LOGITS, _FILTERS, st.integers(0, 2**63 - 1), st.lists(st.integers(0, 0), max_size=3))
+@given(_LOGITS, _FILTERS, st.integers(0, 2**64 - 1), st.lists(st.integers(0, 0), max_size=3))
 def test_the_drawn_token_survived_the_filters_and_has_a_chance(
     logits: np.ndarray, config: GenerationConfig, seed: int, text: list[int]
 ) -> None:

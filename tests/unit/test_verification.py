@@ -196,7 +196,7 @@ def _decoded(
 
 @given(
     config=_CONFIGS,
-    seed=st.integers(0, 2**63 - 1),
+    seed=st.integers(0, 2**64 - 1),
     target=st.integers(0, 2**32 - 1),
     prompt=st.lists(st.integers(0, _VOCABULARY - 1), min_size=1, max_size=5),
     trees=st.lists(distinct_trees(60, _VOCABULARY), min_size=1, max_size=4),
