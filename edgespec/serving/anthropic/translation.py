@@ -49,7 +49,7 @@ class ToolChoice(Struct):
 class Thinking(Struct):
     """How much to think."""
 
-    type: Literal["enabled", "adaptive", "disabled"]
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: Budget | None = None
 
 
