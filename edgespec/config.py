@@ -295,14 +295,6 @@ class SpeculationConfig(Group):
         says="yes",
         more="docs/how-to/privacy.md says what that is.",
     )
-    collect: bool = option(
-        False,
-        "--collect/--no-collect",
-        "Store prompts and answers on disk as training data for 'draft tune'.",
-        Switch(),
-        says="no",
-        of_load=False,
-    )
     tree: str = option(
         "calibrated", "--tree", f"Tree policy: {listed(TREES)}.", OneOf(*TREES), metavar="NAME"
     )

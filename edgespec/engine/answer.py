@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from edgespec.engine.logprobs import Logprobs, PromptScores
 from edgespec.generation.config import GenerationConfig
@@ -18,16 +17,6 @@ from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 from edgespec.text.answer_parts import AnswerPart, PartsReader
 from edgespec.text.answer_plan import AnswerPlan
 from edgespec.text.stream import TextStream
-
-
-class AnswerObserver(Protocol):
-    """Sees what the target says in one answer, and what else it might have said."""
-
-    def add(self, logits: FloatArray, tree: TokenTree, accepted: Acceptance) -> None:
-        """A pass: see `Answer.on_accept`. Called for tokens behind the end of the answer too."""
-
-    def finish(self, answer: Generation) -> None:
-        """The answer has ended, or was stopped."""
 
 
 class Answer:
@@ -72,23 +61,11 @@ class Answer:
         if config.logprobs is not None:
             self._logprobs = self.on_accept = Logprobs(config.logprobs, self._spell)
         self._scores: PromptScores | None = None
-        self._observer: AnswerObserver | None = None
 
     def score_prompt(self, tokens: Sequence[int], first: int) -> PromptScores:
         """Report the log-probabilities of the prompt's tokens from this position on, which are returned."""
         self._scores = PromptScores(tokens, first, self.config.logprobs or 0, self._spell)
         return self._scores
-
-    def observe(self, observer: AnswerObserver) -> None:
-        """Let an observer see every pass, and the end."""
-        before, self._observer = self.on_accept, observer
-
-        def on_accept(logits: FloatArray, tree: TokenTree, accepted: Acceptance) -> None:
-            if before is not None:
-                before(logits, tree, accepted)
-            observer.add(logits, tree, accepted)
-
-        self.on_accept = on_accept
 
     @property
     def final_length(self) -> int:
@@ -141,8 +118,6 @@ class Answer:
             answer.prompt_logprobs = self._scores.values
         answer.context_full = answer.finish_reason == "length" and len(answer.tokens) == self._room
         answer.memory.peak_rss_bytes = peak_rss()
-        if self._observer is not None:
-            self._observer.finish(answer)
         return Chunk(
             rest.text,
             generation=answer,

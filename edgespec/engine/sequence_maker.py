@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections import abc
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from edgespec.engine.answer import Answer, AnswerObserver
+from edgespec.engine.answer import Answer
 from edgespec.engine.drafting import Speculator
 from edgespec.engine.embedded_images import require_readable
 from edgespec.engine.requests import Request
@@ -54,7 +53,6 @@ class SequenceMaker:
 
     Attributes:
         planner: says how answers are constrained and taken apart.
-        new_observer: see `Engine`.
     """
 
     def __init__(
@@ -66,7 +64,6 @@ class SequenceMaker:
         loaded: Loaded,
     ) -> None:
         self.planner = AnswerPlanner(target.model.vocabulary)
-        self.new_observer: Callable[[abc.Sequence[int]], AnswerObserver] | None = None
         self._target = target
         self.encoder = encoder
         self._speculator = speculator
@@ -119,8 +116,6 @@ class SequenceMaker:
         generation.timings.load_s, self._load_s = self._load_s, 0.0
         room = self._context - len(prompt)
         answer = Answer(len(prompt), room, config, generation, self._target.model.vocabulary, plan)
-        if self.new_observer is not None:
-            answer.observe(self.new_observer(text))
         end = len(prompt) + answer.most
         return Sequence(list(prompt), method, end, sizer, answer, images=images)
 

@@ -15,14 +15,12 @@ class CacheKind(Enum):
         LEARNED: how often candidates of each kind were accepted, by pair of models.
         FILES: indexes of the files that drafts come from.
         PROMPTS: states of prompts that were read.
-        COLLECTED: prompts and answers that drafters may be tuned on, because a person said so.
         TRIALS: whether llama.cpp survived loading a model file.
     """
 
     LEARNED = "acceptance"
     FILES = "files"
     PROMPTS = "prompts"
-    COLLECTED = "collected"
     TRIALS = "vetted"
 
     @property

@@ -13,14 +13,12 @@ import torch
 
 import edgespec
 from edgespec.cli.main import main
-from edgespec.drafting.speed import CostModel
 from edgespec.drafting.tuning import training
 from edgespec.drafting.tuning import tune as tuning
 from edgespec.drafting.tuning.data.answers import TOP, Answer, AnswerFile, collect_answers
 from edgespec.drafting.tuning.data.batches import batch_of
-from edgespec.drafting.tuning.data.collecting import collected
 from edgespec.drafting.tuning.data.prompts import PromptSplit, bundled_prompts
-from edgespec.drafting.tuning.evaluation import evaluate, tokens_per_pass
+from edgespec.drafting.tuning.evaluation import tokens_per_pass
 from edgespec.drafting.tuning.network.export import AS_BEFORE, FINE, export, rounded_types, usual_type
 from edgespec.drafting.tuning.network.extent import TrainedExtent, extent_for
 from edgespec.drafting.tuning.network.network import Network
@@ -30,7 +28,6 @@ from edgespec.drafting.tuning.options import TuneOptions
 from edgespec.drafting.tuning.training import StepBudget, Trainer, TrainingMethod, divergence
 from edgespec.drafting.tuning.tune import tune
 from edgespec.errors import BackendError, MemoryLimitError, PairingError, UsageError
-from edgespec.files.cache_kind import CacheKind
 from edgespec.llama.quantize import KEEP, make_drafter
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
@@ -482,52 +479,6 @@ def test_what_cannot_be_tuned(target: Path, smol_path: Path, gemma_path: Path, t
         tune(str(target), TuneOptions(start=str(target)))
     with pytest.raises(UsageError, match="--minutes must be positive, not 0"):
         tune(str(target), TuneOptions(minutes=0))
-
-
-def test_what_runs_collect_is_learned_from(
-    target: Path, shared_cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fingerprint = read_header(target).fingerprint
-    command = ["generate", "-m", str(target), "--draft", "none", "--max-tokens", "8", "-t", "1", "-p", "Say"]
-    assert main([*command, "--collect"]) == 0
-    said = capsys.readouterr().err
-    assert "Storing prompts and answers in " in said
-    assert "To delete them: edgespec config --forget" in said
-    learned, held_out = collected(fingerprint)
-    (answer,) = [*learned, *held_out]
-    assert len(answer.top) - len(answer.text.answer) in (0, 1)
-    assert tuple(answer.top[: len(answer.text.answer), 0]) == answer.text.answer  # the answer is greedy
-    if CacheKind.TRIALS.folder.is_symlink():
-        CacheKind.TRIALS.folder.unlink()  # other tests' files
-    assert main(["config", "--forget"]) == 0
-    assert "the answers collected from 1 run" in capsys.readouterr().out
-    assert collected(fingerprint) == ([], [])
-    assert main(command) == 0
-    assert "kept" not in capsys.readouterr().err
-    assert collected(fingerprint) == ([], []), "nobody asked for it"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("measured_by_what_was_learned")
-def test_what_runs_collected_makes_a_better_drafter(target: Path, start: Path, tmp_path: Path) -> None:
-    """A batch collects, and a tuning that asks the target for next to nothing learns from that."""
-    questions = tmp_path / "questions.jsonl"
-    questions.write_text("".join(f'{{"prompt": "Say {number}."}}\n' for number in range(24)))
-    batch = ["generate", "-m", str(target), "--input", str(questions), "--output", str(tmp_path / "said")]
-    assert main([*batch, "--draft", "none", "--max-tokens", "16", "-t", "1", "--collect"]) == 0
-    learned, held_out = collected(read_header(target).fingerprint)
-    assert len(learned) + len(held_out) == 24
-    assert held_out
-    few = TuneOptions(**vars(QUICK) | {"start": str(start), "steps": 100, "answers": 4})
-    tuned = tune(str(target), few)
-    assert tuned.trained.answers == len(learned) + 4
-    assert tuned.trained.tokens >= sum(len(answer.text.answer) for answer in learned)
-    # It is measured on what was collected and held out, too.
-    assert tuned.after.agreement.tokens > sum(len(answer.text.answer) for answer in held_out)
-    assert tuned.path is not None
-    texts = [answer.text for answer in learned]
-    before, after = (evaluate(path, texts, CostModel(1.0)).agreement for path in (start, tuned.path))
-    assert after.top1 > 1.5 * before.top1
 
 
 def test_the_command(target: Path, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -313,7 +313,6 @@ def test_everything_that_is_kept_can_be_deleted(folder: Path, capsys: pytest.Cap
         (CacheKind.LEARNED, "pair.npz"),
         (CacheKind.PROMPTS, "0-8"),
         (CacheKind.PROMPTS, "1-8"),
-        (CacheKind.COLLECTED, "run.answers"),
         (CacheKind.TRIALS, "model.json"),
     ):
         kind.folder.mkdir(parents=True, exist_ok=True)
@@ -323,7 +322,7 @@ def test_everything_that_is_kept_can_be_deleted(folder: Path, capsys: pytest.Cap
     assert main(["config", "--forget"]) == 0
     assert capsys.readouterr().out == (
         "Deleted: what was learned about 1 pair of models, 1 index of files, 2 states of prompts, "
-        "the answers collected from 1 run, and the outcomes of 1 trial load.\n"
+        "and the outcomes of 1 trial load.\n"
     )
     assert not any(path.is_file() for kind in CacheKind for path in kind.folder.glob("*"))
     assert user_secret() != secret, "older copies of the cache folder say nothing any more"

@@ -42,7 +42,6 @@ _SEED = 1  # without one, sampled answers could not be compared
 _LEFT_OUT = (
     "context",
     "learn",
-    "collect",
     "prompt_cache",
     "prompt_cache_size",
     "tree_budget",

@@ -50,7 +50,7 @@ def config(
         option(
             None,
             "--forget",
-            "Delete what was learned from texts, cached prompts, file indexes, collected answers, and the "
+            "Delete what was learned from texts, cached prompts, file indexes, and the "
             "outcomes of trial loads.",
             variable=False,
         ),
@@ -205,10 +205,9 @@ def _forgotten() -> str:
             CacheKind.LEARNED,
             CacheKind.FILES,
             CacheKind.PROMPTS,
-            CacheKind.COLLECTED,
             CacheKind.TRIALS,
         )
-        learned, indexes, prompts, collected, trials = (kind.forget() for kind in kinds)
+        learned, indexes, prompts, trials = (kind.forget() for kind in kinds)
         forget_secret()
     except OSError as error:
         raise OutputError(
@@ -217,7 +216,6 @@ def _forgotten() -> str:
     return (
         f"Deleted: what was learned about {count(learned, 'pair')} of models, "
         f"{count(indexes, 'index', 'indexes')} of files, {count(prompts, 'state')} of prompts, "
-        f"the answers collected from {count(collected, 'run')}, "
         f"and the outcomes of {count(trials, 'trial load')}."
     )
 

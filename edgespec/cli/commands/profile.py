@@ -33,7 +33,6 @@ _LEFT_OUT = (
     "draft_from",
     "draft_window",
     "learn",
-    "collect",
 )
 
 

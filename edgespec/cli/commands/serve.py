@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _PANEL = "Server"
 
 
-@partial(with_options, leave_out=("as_json", "collect"), defaults=Config.of(prompt_cache=True))
+@partial(with_options, leave_out=("as_json",), defaults=Config.of(prompt_cache=True))
 def serve(
     called: typer.Context,
     host: Annotated[

@@ -120,8 +120,6 @@ class Terminal:
         from edgespec import open_engine
 
         engine = self._opened(open_engine, loading)
-        if loading.speculation.collect:
-            self._collect(engine)
         self.watch_prompt_cache(engine)
         return engine
 
@@ -158,18 +156,6 @@ class Terminal:
 
         if engine.prompt_files is not None:
             engine.prompt_files.on_change = tell
-
-    def _collect(self, engine: Engine) -> None:
-        """Keep what is said for `draft tune`, and say so."""
-        from edgespec.drafting.tuning.data.collecting import Collector
-        from edgespec.models.gguf.header import read_header
-
-        collector = Collector(read_header(engine.target.model.path).fingerprint, self.warn)
-        engine.maker.new_observer = collector.observe
-        self.note(
-            f"Storing prompts and answers in {collector.path.parent} as training data for "
-            "'edgespec draft tune'. To delete them: edgespec config --forget"
-        )
 
     @contextlib.contextmanager
     def working(self, engine: Cancellable | None = None, *, long: bool = False) -> Iterator[Progress]:

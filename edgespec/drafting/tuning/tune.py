@@ -21,7 +21,6 @@ from edgespec.drafting.make import work_folder, working_in
 from edgespec.drafting.saved_measurements import SavedMeasurements
 from edgespec.drafting.speed import CostModel
 from edgespec.drafting.tuning.data.answers import Answer, AnswerFile, collect_answers
-from edgespec.drafting.tuning.data.collecting import collected
 from edgespec.drafting.tuning.data.prompts import PromptSplit, bundled_prompts, read_prompts, with_own
 from edgespec.drafting.tuning.evaluation import Evaluation, evaluate, tokens_per_pass
 from edgespec.drafting.tuning.network.export import export, rounded_types, usual_type
@@ -102,7 +101,6 @@ class _Tuning:
         if "first" not in self._state.values:  # it must not change with the memory that is free later
             self._state.save("first", extent.first)
         self._extent = TrainedExtent(self._state.values["first"])
-        self._collected = collected(target.fingerprint)
         self._answers = AnswerFile(
             self._folder / f"tuning-{options.tokens}.answers", target.fingerprint, options.tokens
         )
@@ -110,8 +108,7 @@ class _Tuning:
     def run(self) -> TunedDrafter:
         cost = self._answered()
         learned = self._learned()
-        answers = [*self._answers.of(self._prompts.held_out), *self._collected[1]]
-        held_out = [answer.text for answer in answers if answer.text.answer]
+        held_out = [a.text for a in self._answers.of(self._prompts.held_out) if a.text.answer]
         if len(learned) < LEAST_ANSWERS or not held_out:
             raise BackendError(
                 f"{self._target.path.name} gave {len(learned)} usable answers, too few to learn from.",
@@ -190,7 +187,7 @@ class _Tuning:
 
     def _learned(self) -> list[Answer]:
         most = self._options.answers or len(self._prompts.training)
-        return [*self._collected[0], *self._answers.of(self._prompts.training[:most])]
+        return list(self._answers.of(self._prompts.training[:most]))
 
     def _train(self, learned: list[Answer]) -> tuple[TrainingRecord, Path]:
         with environment_set(_SLEEPING_THREADS):
