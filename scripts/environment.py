@@ -249,7 +249,7 @@ class Environment:
         """False where creating it was interrupted: pip comes last."""
         if not self.python.exists():
             return False
-        asked = [str(self.python), "-m", "pip", "--version"]
+        asked = [str(self.python), "-I", "-m", "pip", "--version"]
         return subprocess.run(asked, capture_output=True, check=False).returncode == 0
 
     def _is_venv(self) -> bool:
@@ -276,9 +276,10 @@ def make_venv(path: Path, *options: str) -> None:
     Raises:
         SetupError: it cannot be created.
     """
-    # With -m, so that a Python inside an environment makes one of its own base.
+    # With -m, so that a Python inside an environment makes one of its own base. Without -I, -m imports
+    # from the working folder first.
     made = subprocess.run(
-        [sys.executable, "-m", "venv", *options, str(path)],
+        [sys.executable, "-I", "-m", "venv", *options, str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -132,7 +132,7 @@ def _key(version: str, options: str) -> str:
 
 def _known_wheels(environment: Environment) -> Path | None:
     """The folder of the wheels that were compiled on this machine; None if pip may keep nothing."""
-    asked = [str(environment.python), "-m", "pip", "cache", "dir"]
+    asked = [str(environment.python), "-I", "-m", "pip", "cache", "dir"]
     said = subprocess.run(asked, capture_output=True, text=True, check=False)
     folder = said.stdout.strip()
     return Path(folder) / "edgespec-llama.cpp" if said.returncode == 0 and folder else None

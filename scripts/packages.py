@@ -129,7 +129,7 @@ class Packages:
 
     def _ask_pip(self, extra: Mapping[str, str]) -> Told | None:
         said = subprocess.run(
-            [str(self._environment.python), "-m", "pip", "config", "list"],
+            [str(self._environment.python), "-I", "-m", "pip", "config", "list"],
             env=self._environment.variables(extra),
             capture_output=True,
             text=True,
