@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
@@ -15,7 +16,17 @@ Matcher = Callable[[int, Then], bool]
 _MANY = 16  # repeats with a higher limit count as endless
 _SAMPLES = {op.CATEGORY_DIGIT: "0", op.CATEGORY_SPACE: " ", op.CATEGORY_WORD: "a"}
 _END = "\n\0"  # which hardly any expression matches
-sys.setrecursionlimit(max(sys.getrecursionlimit(), 100_000))
+
+
+@contextmanager
+def _deep_recursion() -> Iterator[None]:
+    """Raise Python's limit of recursion for a while: code in C, such as json's, trusts it with its stack."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, 100_000))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
 
 
 class TooManyStepsError(Exception):
@@ -41,6 +52,7 @@ class Expression:
         self._steps = self._most = 0
         self._matcher = self._sequence(list(self._tree))
 
+    @_deep_recursion()
     def count(self, text: str, most: int = 1_000_000) -> int:
         """The steps for a text; all matches are looked for where the method does so.
 
