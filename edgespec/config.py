@@ -73,7 +73,7 @@ class ModelConfig(Group):
     mmproj: str | None = option(
         None,
         "--mmproj",
-        "Projector of the model, by which it sees images.",
+        "Vision projector (mmproj GGUF) of the model.",
         Text(),
         says="mmproj-*.gguf beside the model",
         everywhere=False,
@@ -83,7 +83,7 @@ class ModelConfig(Group):
     images: bool = option(
         False,
         "",
-        "Reserve memory for reading images with the projector beside the model.",
+        "Reserve memory for image input.",
         Switch(),
         says="only where one is named",
     )
@@ -141,7 +141,7 @@ class MemoryConfig(Group):
     experts: str = option(
         AUTO,
         "--experts",
-        "Mixture of experts: stream single experts (auto) or whole layers (never).",
+        "MoE: stream experts individually (auto) or whole layers (never).",
         OneOf(AUTO, "never"),
     )
     prompt_cache: bool = option(
@@ -157,7 +157,7 @@ class MemoryConfig(Group):
         "Maximum size of the prompt cache on disk.",
         Size(),
         says="8GiB",
-        more="It is shared by all models; what was of no use for the longest time is deleted first.",
+        more="It is shared by all models; the least recently used is deleted first.",
     )
 
     def check_offload(self) -> None:

@@ -173,7 +173,7 @@ class InconclusiveTrial(BackendError):
 
     def __init__(self, subject: str, reason: str, remedy: str = _MORE_MEMORY) -> None:
         super().__init__(
-            f"{subject} could not be tried: the process that was to try it {reason}.",
+            f"{subject}: the trial was inconclusive, as its process {reason}.",
             f"Nothing was recorded. {remedy}",
         )
         self.reason = reason

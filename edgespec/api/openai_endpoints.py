@@ -22,7 +22,7 @@ _MAX_BYTES = 64 << 20  # the images of a conversation are kept with it
 class ResponseStore:
     """Conversations by the id of the response that they end with, in memory; any thread may use them.
 
-    What was of no use for the longest time is dropped first.
+    The least recently used is dropped first.
     """
 
     def __init__(self) -> None:

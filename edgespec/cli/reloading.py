@@ -11,7 +11,7 @@ from edgespec.config import Config
 from edgespec.errors import DeviceLostError, DeviceMemoryError, WorkerError
 
 LOST = (WorkerError, DeviceLostError, DeviceMemoryError)
-"""Failures after which the same model can answer with what is left, or with less on a card."""
+"""Failures after which the model is reloaded without the failed device, or with fewer layers on it."""
 
 _MOST = 5  # loads of the same model
 

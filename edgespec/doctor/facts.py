@@ -33,7 +33,7 @@ class ModelFacts:
 
     Attributes:
         path: its first file; None if it is only on the Hub.
-        described: see plans.summary.describe.
+        described: see planning.report.summary.describe.
         drafter, drafter_reason: what `--draft auto` would take; empty if there is nothing.
         profiled: it has a full profile on this machine.
         approximate: why its figures are approximate; empty if they are those of its file.

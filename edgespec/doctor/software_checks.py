@@ -173,7 +173,7 @@ def _graphics(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 WARNING,
                 "graphics",
-                f"{name} could not be tried: the process that was to try it {device.untried}.",
+                f"The check of {name} was inconclusive: its process {device.untried}.",
                 "Close other programs, and run `edgespec doctor` again.",
             )
         elif device.faster:

@@ -42,8 +42,7 @@ class DraftSequence:
         pending: the tokens up to the root that are still to be read.
         root_was_known: whether the root was read in the search for the last tree already.
         unused: rounds since this sequence was last drafted for.
-        unread: tokens that are not read at all: behind the window's first tokens, or for heads at the
-            beginning.
+        unread: tokens skipped: the middle of the window, or for heads a missing prefix.
     """
 
     def __init__(

@@ -259,7 +259,7 @@ class Sequence:
         self.discard_state()
 
     def tell_progress(self) -> None:
-        """Say how much of the prompt was read, to whom it may concern."""
+        """Report prefill progress to the request's callback."""
         if self.request is not None and self.request.on_prefill is not None:
             self.request.on_prefill(self.to_read - self.missing, self.to_read)
 

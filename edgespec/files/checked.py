@@ -1,7 +1,7 @@
 """Files that can be made again: checked when they are read, and limited in size together.
 
 Each is written atomically, with a checksum; a damaged one counts as missing. When there is no room for
-another one, those go first that were of no use for the longest time.
+another one, the least recently used go first.
 """
 
 from __future__ import annotations

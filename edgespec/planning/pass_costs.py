@@ -28,7 +28,7 @@ def expected_prefill(
     own_kernels: bool = False,
     disks: Disks = ONE_DISK,
 ) -> PrefillFacts:
-    """The grounds on which the pieces of prompts are sized, in a context of so many tokens."""
+    """Inputs for choosing the prefill chunk size in a context of so many tokens."""
     differ = lengths_that_differ(cache_folder() / "rows", files.headers[0].fingerprint)
     passes = expected_passes(files, threads, store, disks)
     return PrefillFacts(passes, usual_prompt(context), own_kernels, frozenset(differ))

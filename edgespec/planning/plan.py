@@ -1,8 +1,8 @@
 """The plan of a load: where every layer will be, what that takes, and why. `load` carries it out.
 
 It follows from the configuration, a snapshot of the machine, the models' headers and what earlier runs have
-measured. Nothing is read or written for it but what is missing of these, so the plan of `edgespec plan`, and
-those by which drafters and numbers of sequences are compared, are the plans that a load would carry out.
+measured. A plan does no I/O beyond missing measurements, so the plan of `edgespec plan`, and those by which
+drafters and numbers of sequences are compared, are the plans that a load would carry out.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Plan:
 
     @property
     def kernels(self) -> str:
-        """The name of the kernels in the keys of saved profiles."""
+        """The kernel layout, as used in profile keys."""
         return "plain" if self.memory.kernels_differ or not self.rearranges else "packed"
 
     @property

@@ -54,8 +54,8 @@ def test_lines_and_arrays_are_read(data: bytes, pack: Callable[[bytes], bytes], 
         (b'{\n  "prompt": "Q"\n}\n', "jq -c ."),
         (b'[{"prompt": "Q"},\n', "is not valid JSON: .*line 2"),
         (b"[" * 100_000, "cannot be read as JSON"),
-        (gzip.compress(LINES)[:-9], "is a damaged gzip file"),
-        (gzip.compress(LINES)[:12] + b"\xff" * 40, "is a damaged gzip file"),
+        (gzip.compress(LINES, mtime=0)[:-9], "is a damaged gzip file"),
+        (gzip.compress(LINES, mtime=0)[:12] + b"\xff" * 40, "is a damaged gzip file"),
     ],
 )
 def test_what_is_no_input_is_refused_before_a_model_is_loaded(
@@ -75,7 +75,7 @@ def test_what_is_larger_than_memory_is_not_read(
     data: bytes, read: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(input_file, "_MAX_BYTES", 10)
-    for packed in (data, gzip.compress(data)):
+    for packed in (data, gzip.compress(data, mtime=0)):
         with pytest.raises(UsageError, match="more than 0 MiB"):
             read(packed)
 
@@ -88,7 +88,7 @@ def test_a_device_and_a_folder_are_refused(engine: TalkingEngine, tmp_path: Path
     assert "cannot be read: Is a directory" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("data", [b"", b"\n \n", gzip.compress(b"")])
+@pytest.mark.parametrize("data", [b"", b"\n \n", gzip.compress(b"", mtime=0)])
 def test_an_empty_input_loads_no_model(
     data: bytes, engine: TalkingEngine, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -99,7 +99,7 @@ def test_an_empty_input_loads_no_model(
 
 
 @pytest.mark.parametrize(
-    ("data", "answered"), [(b"", 0), (gzip.compress(LINES), 2), (json.dumps(TWO).encode(), 2)]
+    ("data", "answered"), [(b"", 0), (gzip.compress(LINES, mtime=0), 2), (json.dumps(TWO).encode(), 2)]
 )
 def test_a_pipe_is_looked_at_too(
     data: bytes, answered: int, engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, capsys: Capture

@@ -134,9 +134,7 @@ def test_a_line_that_could_not_be_tried_is_tried_again_and_ends_no_other(
     engine.on_word = fail
     code, err = run(TWO)
     assert (code, engine.closed) == (1, True)
-    assert err.startswith(
-        "line 1: Reading Image 1 could not be tried: the process that was to try it was killed"
-    )
+    assert err.startswith("line 1: Reading Image 1: the trial was inconclusive, as its process was killed")
     assert err.endswith("1 answered, 1 failed.\n")
     assert [r["finish_reason"] for r in records(answers.read_text())] == ["error", "stop"]
     engine.on_word = lambda _: None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edgespec.progress import Progress
 
 _DEMO = "This is SmolLM2 135M, the bundled demo model."
-_USABLE = 2  # tokens a second, as in plans.suggestion, which takes too long to import here
+_USABLE = 2  # tokens a second, as in planning.report.suggestion, which takes too long to import here
 
 
 def welcome(terminal: Terminal) -> None:

@@ -147,7 +147,7 @@ def plan_memory(
 
 
 def least_budget(needs: MemoryNeeds, files: ModelFiles, config: Config) -> int:
-    """The smallest budget for which there is a plan, all weights streamed if they can be."""
+    """The smallest budget that yields a plan, with all weights streamed if they can be."""
     budget = 0
     while budget < needs.total:
         try:
