@@ -30,7 +30,7 @@ RECOMMENDABLE = (
 """Settings that `models.hub.recommended` may have a value for."""
 _MORE = "More samplers"
 _FLAGS = {"banned_strings": "ban_string", "dry_sequence_breakers": "dry_sequence_breaker"}
-_NO_LIMIT = -1  # of --max-tokens, as in llama.cpp and ollama
+_NOT_GIVEN = -1  # of --max-tokens and --seed, as in llama.cpp and ollama
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,10 @@ class SamplingOptions:
     seed: Annotated[
         int | None,
         option(
-            "Sampling", "-s --seed", "Random seed, for reproducible sampling. Default: random.", metavar="N"
+            "Sampling",
+            "-s --seed",
+            "Random seed, for reproducible sampling; -1 for a new one. Default: a new one.",
+            metavar="N",
         ),
     ] = _DEFAULTS.seed
     stop: Annotated[
@@ -278,8 +281,7 @@ class SamplingOptions:
             # As in llama.cpp, "none" stands for no breakers at all, and "\\n" for a line break.
             texts = (text.replace("\\n", "\n") for text in breakers if text != "none")
             values["dry_sequence_breakers"] = tuple(texts)
-        if self.max_tokens == _NO_LIMIT:
-            values["max_tokens"] = None
+        values |= {name: None for name in ("max_tokens", "seed") if values.get(name) == _NOT_GIVEN}
         return config_of_options(**values)
 
     def config_for(self, loading: Config) -> GenerationConfig:
