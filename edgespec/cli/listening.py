@@ -92,7 +92,7 @@ def _unix_listener(path: Path) -> Iterator[socket.socket]:
         raise UsageError(f"This system has no Unix sockets such as {path}.", _HINT)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
-            _remove_stale(path)
+            _remove_stale(path, listener.family)
             listener.bind(str(path))
             own = path.stat().st_ino
             path.chmod(0o660)  # before anybody can connect
@@ -110,11 +110,11 @@ def _unix_listener(path: Path) -> Iterator[socket.socket]:
                     path.unlink()
 
 
-def _remove_stale(path: Path) -> None:
+def _remove_stale(path: Path, family: int) -> None:
     """Remove the socket of a server that has crashed."""
     with suppress(FileNotFoundError):
         if stat.S_ISSOCK(path.lstat().st_mode):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            with socket.socket(family, socket.SOCK_STREAM) as client:
                 client.setblocking(False)
                 try:
                     client.connect(str(path))

@@ -157,5 +157,5 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     texts = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
     assert texts == ["1", "no", ""]
     assert main(["generate", "-p", "Hi", "--grammar", "none.gbnf"]) == 2
-    expected = "Error: none.gbnf cannot be read: No such file or directory.\nGive a file to --grammar.\n"
+    expected = "Error: none.gbnf cannot be read: No such file or directory.\nCheck the path.\n"
     assert capsys.readouterr().err == expected
