@@ -86,12 +86,12 @@ def file_system_id(path: Path, root: Path = ROOT, *, number: int | None = None) 
         OSError: there is no such path.
     """
     number = path.stat().st_dev if number is None else number
+    if sys.platform == "win32":
+        return str(number)  # the serial number of the volume
     for link in sorted((root / "dev/disk/by-uuid").glob("*")):
         with suppress(OSError):
             if link.stat().st_rdev == number:
                 return link.name
-    if sys.platform == "win32":
-        return str(number)  # the serial number of the volume
     return str(os.statvfs(path).f_fsid or number)  # made of a UUID by most file systems
 
 
