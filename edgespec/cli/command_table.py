@@ -138,7 +138,7 @@ COMMANDS: Mapping[str, Command] = {
     "pull": Command(
         "models",
         "pull",
-        "Download a model into the Hub's cache; print its path, and that of its head.",
+        "Download a model into the Hub's cache; print its path.",
         ("edgespec pull llama3.2-1b",),
         _SHORT_FORMS,
     ),

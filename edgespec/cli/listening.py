@@ -33,6 +33,10 @@ def split_hosts(text: str) -> list[str]:
     hosts = [host.strip().removeprefix("[").removesuffix("]") for host in text.split(",")]
     if not all(hosts):
         raise UsageError("--host has an empty address.", "Give addresses, separated by commas.")
+    for host in hosts:
+        name, _, port = host.rpartition(":")
+        if name and ":" not in name and port.isdecimal():
+            raise UsageError(f"--host takes no port, as in {host}.", f"Give it with --port {port}.")
     return hosts
 
 
@@ -99,7 +103,8 @@ def _unix_listener(path: Path) -> Iterator[socket.socket]:
             listener.listen(_BACKLOG)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise UsageError(f"{path} is already in use.", "Choose another --host.") from error
+                what = "is already in use" if path.is_socket() else "exists, and is no socket"
+                raise UsageError(f"{path} {what}.", "Choose another --host.") from error
             reason = error.strerror or str(error)
             raise UsageError(f"Cannot listen on {path}: {reason}.", "Choose another --host.") from error
         try:

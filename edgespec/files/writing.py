@@ -169,8 +169,12 @@ def open_locked(path: Path) -> IO[bytes]:
         BlockingIOError: another program has it open.
         OSError: the file cannot be created.
     """
+
+    def opened_whole(name: str, flags: int) -> int:
+        return os.open(name, flags & ~os.O_TRUNC, 0o666)  # it may be another program's
+
     while True:
-        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666), "wb")
+        file = open(path, "wb", opener=opened_whole)  # noqa: SIM115
         try:
             locked = _lock(file.fileno())
             if locked is None or path.stat().st_ino == os.fstat(file.fileno()).st_ino:

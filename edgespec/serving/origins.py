@@ -45,7 +45,8 @@ class HostCheck:
         self._allowed = {name.lower() for name in allowed} | {*map(_name_of, allowed)} - {""}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        _, port = scope.get("server") or (None, 0)
+        if scope["type"] == "http" and port is not None:  # no web page reaches a Unix socket
             hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
             if any(_name_of(host) not in self._allowed for host in hosts or [""]):
                 name = ", ".join(map(_name_of, hosts))
@@ -99,7 +100,9 @@ class OriginCheck:
         own = [f"{scope.get('scheme', 'http')}://{host}" for host in found[b"host"]]
         if _parts(origin) is not None and [_parts(origin)] == [_parts(address) for address in own]:
             return None
-        text = f"Origin {origin} is not allowed. Start the server with --cors {origin}."
+        text = f"Origin {origin} is not allowed."
+        if origin != "null":  # of files and sandboxes, which --cors cannot name
+            text += f" Start the server with --cors {origin}."
         return Refusal(403, text, "origin_not_allowed")
 
 

@@ -83,7 +83,8 @@ class Constraint:
         """
         answer = list(sequence[self._start :])
         if answer != self._sequence:
-            self._sequence, self._known, self._forced = answer, {}, {}
+            self._forced = self._still_forced(answer)
+            self._sequence, self._known = answer, {}
         key = tuple(path)
         if key not in self._known:
             try:
@@ -114,6 +115,14 @@ class Constraint:
                 tokens = self._fast_forward([*self._sequence, *path]) if permitted.any() else ()
             self._forced[key] = tokens if tokens and permitted[tokens[0]] else ()
         return self._forced[key]
+
+    def _still_forced(self, answer: list[int]) -> dict[tuple[int, ...], Sequence[int]]:
+        """What is left of the forced text when the answer takes its beginning: finding it anew takes long."""
+        before, forced = len(self._sequence), self._forced.get((), ())
+        taken = len(answer) - before
+        if 0 < taken < len(forced) and answer == [*self._sequence, *forced[:taken]]:
+            return {(): forced[taken:]}
+        return {}
 
     def _fast_forward(self, tokens: list[int]) -> Sequence[int]:
         try:

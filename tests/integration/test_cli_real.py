@@ -110,12 +110,11 @@ def test_jsonl_with_bad_lines_continues_where_it_stopped(tmp_path: Path, reply: 
     arguments = ["generate", "--input", str(prompts), "--output", str(answers), "--max-tokens", "3"]
     done = run_here(*arguments, "--context", "512")
     assert (done.returncode, done.stdout) == (1, "")
-    reasons = done.stderr.splitlines()
+    *reasons, summary = done.stderr.splitlines()
+    reasons.sort()  # a line that cannot be read is refused while others are answered
     assert re.fullmatch(r"line 2: The prompt has \d+ tokens, but the context holds 512\..*", reasons[0])
-    assert reasons[1:] == [
-        "line 4: Invalid JSON at column 1: Expecting value.",
-        "2 answered, 2 failed.",
-    ]
+    assert reasons[1:] == ["line 4: Invalid JSON at column 1: Expecting value."]
+    assert summary == "2 answered, 2 failed."
     first = records(answers.read_text())
     assert [(r["id"], r["text"]) for r in first] == [
         ("sky", reply(SKY, 3)),
@@ -205,7 +204,7 @@ def test_lines_that_nothing_can_be_done_with_end_nothing_else(tmp_path: Path) ->
         '{"prompt": "a", "json_schema": ' + schema + "}",
         '{"prompt": "a", "json_schema": {"type": 7}}',
         '{"prompt": "a", "grammar": "root ::= ("}',
-        '{"prompt": "a", "seed": -1}',
+        '{"prompt": "a", "seed": 1.5}',
         '{"prompt": "a", "stop": "\\ud800"}',
         "[" * 100_000,
     ]

@@ -278,3 +278,5 @@ def test_others_are_not_served_without_a_key() -> None:
         "Error: Other machines can reach this server at 0.0.0.0, but it has no API key.\n"
         "Set one with --api-key or EDGESPEC_API_KEY, or leave out --host.\n"
     )
+    done = run_here("serve", "--host", "0.0.0.0", "--api-key", " ")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "Error: --api-key is empty.")

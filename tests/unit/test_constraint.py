@@ -72,6 +72,23 @@ def test_the_only_text_that_may_follow_is_forced(tokenizer: Any) -> None:
     assert bytes(form.forced([*PROMPT, *b"foobaz"], b"b")) == b"a"
 
 
+def test_forced_text_is_found_once_while_the_answer_takes_it(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = constraint(tokenizer, "x" * 50)
+    found = []
+    ahead = Constraint._fast_forward
+
+    def counted(self: Constraint, tokens: list[int]) -> Any:
+        found.append(tokens)
+        return ahead(self, tokens)
+
+    monkeypatch.setattr(Constraint, "_fast_forward", counted)
+    for length in range(49):
+        assert bytes(form.forced([*PROMPT, *b"x" * length])) == b"x" * (50 - length)
+    assert len(found) == 1
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_forced_token_is_a_candidate_where_no_model_was_asked(tokenizer: Any, asked: bool) -> None:
     ranking = ConstrainedRanking(

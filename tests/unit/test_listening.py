@@ -84,8 +84,13 @@ def test_a_socket_that_another_server_has_by_now_is_left(tmp_path: Path) -> None
 def test_what_is_no_place_for_a_socket_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("mine")
     with (
-        pytest.raises(UsageError, match=r"already in use|Cannot listen on"),
+        pytest.raises(UsageError, match=r"exists, and is no socket|Cannot listen on"),
         listening([str(tmp_path / name)], 0),
     ):
         pass
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_port_in_an_address_is_refused() -> None:
+    with pytest.raises(UsageError, match="--host takes no port"):
+        split_hosts("127.0.0.1:80")

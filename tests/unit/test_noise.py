@@ -78,8 +78,11 @@ def test_the_noise_of_a_seed_never_changes_between_versions() -> None:
     assert GumbelNoise(1, 3).at(5).tolist() == pytest.approx(
         [-0.3459807926009499, 1.6945308620750934, -0.10075660335372881], rel=1e-14
     )
-    assert GumbelNoise(MAX_SEED, 3).at(0).tolist() == pytest.approx(
+    assert GumbelNoise(2**63 - 1, 3).at(0).tolist() == pytest.approx(
         [2.562784357224962, -0.5342174763825905, 0.7355639745289242], rel=1e-14
+    )
+    assert GumbelNoise(MAX_SEED, 3).at(0).tolist() == pytest.approx(
+        [-0.37047217268875954, 1.10187922521524, 0.11796102219533774], rel=1e-14
     )
 
 
