@@ -84,6 +84,8 @@ def only_writer(path: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
+        if not path.exists() and not Path(lock.lock_file).exists():  # it hides why there can be none
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)) from None
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path)) from None
     except OSError:
         if not path.exists():

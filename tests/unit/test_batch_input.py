@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.cli.batch.formats.lines import read_jobs
 from edgespec.cli.batch.input import input_file
 from edgespec.cli.batch.input.input_file import open_input
 from edgespec.cli.main import main
@@ -53,7 +54,7 @@ def test_lines_and_arrays_are_read(data: bytes, pack: Callable[[bytes], bytes], 
         (LINES.decode().encode("utf-16"), "is UTF-16"),
         (b'{\n  "prompt": "Q"\n}\n', "jq -c ."),
         (b'[{"prompt": "Q"},\n', "is not valid JSON: .*line 2"),
-        (b"[" * 100_000, "cannot be read as JSON"),
+        (b"[" * 100_000, "is nested too deep"),
         (gzip.compress(LINES, mtime=0)[:-9], "is a damaged gzip file"),
         (gzip.compress(LINES, mtime=0)[:12] + b"\xff" * 40, "is a damaged gzip file"),
     ],
@@ -74,7 +75,7 @@ def test_what_is_no_input_is_refused_before_a_model_is_loaded(
 def test_what_is_larger_than_memory_is_not_read(
     data: bytes, read: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(input_file, "_MAX_BYTES", 10)
+    monkeypatch.setattr(input_file, "MAX_LINE", 10)
     for packed in (data, gzip.compress(data, mtime=0)):
         with pytest.raises(UsageError, match="more than 0 MiB"):
             read(packed)
@@ -155,3 +156,14 @@ def test_null_is_not_given_and_minus_one_has_its_usual_meaning(
     first, second = (config for _, config, _ in engine.asked)
     assert (first.max_tokens, first.temperature, first.stop) == (5, 0.0, ())
     assert (second.max_tokens, second.seed) == (None, None)
+
+
+def test_an_item_that_is_nested_too_deep_fails_alone(tmp_path: Path) -> None:
+    deep = "[" * 500 + "]" * 500
+    file = tmp_path / "in.json"
+    file.write_text(f'[{{"prompt": "a", "metadata": {deep}}}, {{"prompt": "b"}}]')
+    with open_input(str(file)) as found:
+        jobs = list(read_jobs(found.lines))
+    assert jobs[0].error is not None
+    assert "nested deeper" in jobs[0].error
+    assert jobs[1].error is None

@@ -262,6 +262,15 @@ def test_overwrite_needs_a_batch(engine: TalkingEngine, capsys: pytest.CaptureFi
     assert capsys.readouterr().err.startswith("Error: --overwrite needs --input and --output.\n")
 
 
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_line_of_ones_own_is_not_taken_for_half_a_result(run: Run, answers: Path, end: str) -> None:
+    own = '{"id": 1, "prompt": "my own line"}' + end
+    answers.write_text(own)
+    code, err = run(TWO)
+    assert (code, err.splitlines()[0]) == (1, f"Error: Line 1 of {answers} is not a result.")
+    assert answers.read_text() == own
+
+
 @pytest.mark.parametrize(
     "record", ['{"id": [], "finish_reason": "stop"}', '{"id": "a", "finish_reason": "stop", "index": 1e999}']
 )

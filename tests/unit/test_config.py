@@ -46,7 +46,7 @@ def test_flags_then_environment_then_file(
         *(
             (
                 f"{name} = true",
-                f"{name} is True in {{file}}.\nA value belongs here, not true or false.",
+                f"{name} is true in {{file}}.\nA value belongs here, not true or false.",
             )
             for name in ("temperature", "context", "top_k", "system", "memory")
         ),

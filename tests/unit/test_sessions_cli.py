@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,11 @@ def test_exporting(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "trip.json").read_text()) == talk.to_json()
     with pytest.raises(OutputError, match="cannot be written"):
         export(tmp_path / "nowhere" / "trip.md", talk)
+
+
+def test_a_pipe_among_sessions_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    sessions_folder().mkdir(parents=True, exist_ok=True)
+    os.mkfifo(sessions_folder() / "pipe.json")
+    assert main(["sessions", "list"]) == 0
+    assert main(["sessions", "show", "pipe"]) == 2
+    assert "Did you mean" not in capsys.readouterr().err

@@ -119,7 +119,7 @@ def _existing(name: str) -> Path:
             f"{path} cannot be read: {error.strerror}.", "Check the path and its permissions."
         ) from error
     if not is_file:
-        known = [file.stem for file in sessions_folder().glob("*.json")]
+        known = [file.stem for file in sessions_folder().glob("*.json") if file.is_file()]
         hint = did_you_mean(name, known, "'edgespec sessions list' lists them.")
         raise UsageError(f"There is no session '{name}'.", hint)
     return path

@@ -58,7 +58,8 @@ def _checked(command: Any, parameter: Any, key: str, value: Any, file: Path) -> 
         return parameter.process_value(typer.Context(command), text)
     except (typer.TyperException, ValueError, TypeError) as error:
         reason = explained(error)[0] if isinstance(error, typer.TyperException) else str(error)
-        raise UsageError(f"{key} is {value!r} in {file}.", reason) from error
+        shown = str(value).lower() if isinstance(value, bool) else repr(value)
+        raise UsageError(f"{key} is {shown} in {file}.", reason) from error
 
 
 def unknown(shown: str, key: str, known: list[str], file: Path) -> UsageError:

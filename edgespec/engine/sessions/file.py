@@ -22,7 +22,7 @@ from edgespec.errors import SessionError
 from edgespec.files.small_json import read_json
 from edgespec.files.state import size_of
 from edgespec.files.user_folders import data_folder, expanded
-from edgespec.files.writing import atomic_write, only_writer, remedy
+from edgespec.files.writing import atomic_write, followed, only_writer, remedy
 from edgespec.images.parts import Image
 from edgespec.text.encoding import EncodedConversation
 
@@ -85,8 +85,9 @@ class SessionFile:
 
     def __init__(self, name: str | os.PathLike[str]) -> None:
         self.path = session_path(name)
-        self.states = self.path.with_name(self.path.name + ".kv")
-        self.images = ImageFolder.of(self.path)
+        file = followed(self.path)  # a link's states and images are those of its file
+        self.states = file.with_name(file.name + ".kv")
+        self.images = ImageFolder.of(file)
         self._lock = contextlib.ExitStack()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -246,13 +247,15 @@ def read_conversation(path: Path, *, with_images: bool = True) -> Conversation |
         SessionError: it is unreadable or invalid, or an image of it is missing.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise _no_session(path)
         record = json.loads(path.read_bytes())
         if record[_VERSION_KEY] != _FORMAT:
             raise SessionError(
                 f"{path} was saved by another version of EdgeSpec.",
                 "Use that version, or choose another name.",
             )
-        return _conversation(record, ImageFolder.of(path) if with_images else None)
+        return _conversation(record, ImageFolder.of(followed(path)) if with_images else None)
     except FileNotFoundError:
         return None
     except OSError as error:

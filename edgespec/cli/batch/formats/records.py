@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.cli.batch.formats.openai_format import CANCELLED
+from edgespec.cli.batch.input.input_file import MAX_LINE
 from edgespec.errors import OutputError
 
 Key = tuple[str | int, int]  # the id of a line and the index of the answer; negative as in `refused_key`
@@ -47,16 +48,27 @@ def read_results(path: Path, hint: str) -> Iterator[tuple[int, EarlierResult | N
     Raises:
         OutputError: it does.
     """
-    at = 0
+    at, number = 0, 0
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith(b"\n") and line[: len(_START)] == _START[: len(line)]:
+        while line := lines.readline(MAX_LINE + 1):
+            number += 1
+            is_whole, begins = line.endswith(b"\n"), line[: len(_START)] == _START[: len(line)]
+            try:
+                if len(line) > MAX_LINE:
+                    raise ValueError("too long for a result")
+                values = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                if begins and not is_whole and len(line) <= MAX_LINE:
+                    yield at, None
+                    return
+                raise OutputError(f"Line {number} of {path} is not a result.", hint) from error
+            try:
+                result = read_record(values)
+            except (ValueError, OverflowError, TypeError, LookupError) as error:
+                raise OutputError(f"Line {number} of {path} is not a result.", hint) from error
+            if not is_whole and begins:
                 yield at, None
                 return
-            try:
-                result = read_record(json.loads(line))
-            except (ValueError, OverflowError, RecursionError, TypeError, LookupError) as error:
-                raise OutputError(f"Line {number} of {path} is not a result.", hint) from error
             yield at, result
             at += len(line)
 

@@ -15,13 +15,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from edgespec.cli.utf8 import UTF16, decoded
 from edgespec.errors import UsageError
 
 _HEAD_BYTES = 64 << 10
-_MAX_BYTES = 256 << 20  # of a line, or of an array: more would fill the memory
+MAX_LINE = 256 << 20
+"""Bytes of a line, or of an array: more would fill the memory."""
+
+_TOO_DEEP = b"[" * 10_000  # a line that is read as what is nested too deep
 _SAMPLE_BYTES = 1 << 20
 _TOKEN_BYTES = 3.5  # of a usual text in a line
 _TEMPLATE_TOKENS = 32
@@ -104,25 +107,34 @@ def _lines_of(file: IO[bytes], head: bytes, name: str) -> Iterator[bytes]:
 
 def _lines(file: IO[bytes], name: str) -> Iterator[bytes]:
     with _reading(name):
-        while line := file.readline(_MAX_BYTES + 1):
-            if len(line) > _MAX_BYTES:
-                raise UsageError(f"A line of {name} has more than {_MAX_BYTES >> 20} MiB.", "Shorten it.")
+        while line := file.readline(MAX_LINE + 1):
+            if len(line) > MAX_LINE:
+                raise UsageError(f"A line of {name} has more than {MAX_LINE >> 20} MiB.", "Shorten it.")
             yield line
 
 
 def _items(file: IO[bytes], name: str) -> Iterator[bytes]:
     with _reading(name):
-        data = file.read(_MAX_BYTES + 1)
+        data = file.read(MAX_LINE + 1)
     way_out = "Convert it to a line for each item: jq -c '.[]'"
-    if len(data) > _MAX_BYTES:
-        raise UsageError(f"{name} is an array of more than {_MAX_BYTES >> 20} MiB.", way_out)
+    if len(data) > MAX_LINE:
+        raise UsageError(f"{name} is an array of more than {MAX_LINE >> 20} MiB.", way_out)
     try:
         items = json.loads(decoded(data, name))
     except json.JSONDecodeError as error:
         raise UsageError(f"{name} is not valid JSON: {error}.", way_out) from error
-    except (RecursionError, ValueError) as error:
-        raise UsageError(f"{name} cannot be read as JSON: {error}.", way_out) from error
-    return (json.dumps(item).encode() for item in items)
+    except RecursionError as error:
+        raise UsageError(f"{name} is nested too deep.", way_out) from error
+    except ValueError as error:  # Python's limit: parsing digits takes quadratic time
+        raise UsageError(f"A number in {name} has too many digits.", way_out) from error
+    return map(_as_line, items)
+
+
+def _as_line(item: Any) -> bytes:
+    try:
+        return json.dumps(item).encode()
+    except RecursionError:
+        return _TOO_DEEP
 
 
 @dataclass(frozen=True)
