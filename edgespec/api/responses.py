@@ -35,7 +35,7 @@ _INCLUDED = "reasoning.encrypted_content"
 
 
 class Reasoning(Struct):
-    """How much to think."""
+    """The amount of thinking that is asked for."""
 
     effort: Effort | None = None
 

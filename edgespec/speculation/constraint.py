@@ -117,7 +117,7 @@ class Constraint:
         return self._forced[key]
 
     def _still_forced(self, answer: list[int]) -> dict[tuple[int, ...], Sequence[int]]:
-        """What is left of the forced text when the answer takes its beginning: finding it anew takes long."""
+        """The rest of the forced text when the answer takes its beginning: finding it anew takes long."""
         before, forced = len(self._sequence), self._forced.get((), ())
         taken = len(answer) - before
         if 0 < taken < len(forced) and answer == [*self._sequence, *forced[:taken]]:

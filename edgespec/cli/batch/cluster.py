@@ -95,7 +95,7 @@ class RayAddress:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What an engine made of a request.
+    """An engine's results for a request.
 
     Attributes:
         error: why there is no answer.

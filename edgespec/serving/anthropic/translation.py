@@ -47,7 +47,7 @@ class ToolChoice(Struct):
 
 
 class Thinking(Struct):
-    """How much to think."""
+    """The amount of thinking that is asked for."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: Budget | None = None

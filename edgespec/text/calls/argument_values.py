@@ -165,7 +165,7 @@ class SchemaReader:
         return [options for options in (referred, *lists) if options]
 
     def json_rule(self, form: Mapping[str, Any]) -> str:
-        """What matches the JSON of a part of the schema, in a grammar."""
+        """A grammar's term for the JSON of a part of the schema."""
         kind = form.get("type")
         if isinstance(kind, str) and kind in _NUMBERS and not set(form) - _PLAIN:
             return _NUMBERS[kind]

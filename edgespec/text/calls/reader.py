@@ -99,7 +99,7 @@ class UnquotedMark:
         quotes: those that texts may stand between; a text ends with its line in any case.
 
     Attributes:
-        at: where it goes on reading; no mark, and no part of one, is before.
+        at: where reading continues; no mark, and no part of one, is before.
     """
 
     def __init__(self, mark: str, quotes: str) -> None:
@@ -109,7 +109,7 @@ class UnquotedMark:
         self.at = 0
 
     def find(self, text: str) -> int:
-        """Where the mark begins; -1 if it is not there yet."""
+        """The position where the mark begins; -1 if it is not there yet."""
         end = len(text) - overlap(text, self._mark)
         while (found := self._pieces.search(text, self.at)) is not None:
             piece = found[0]

@@ -31,7 +31,7 @@ class CallSpelling(Protocol):
 
     @property
     def quotes(self) -> str:
-        """What stands around all texts; empty if some stand between other marks."""
+        """The text around all texts; empty if some stand between other marks."""
 
     def grammar(self, tools: Sequence[Tool], controls: Mapping[str, int], *, several: bool) -> str:
         """The grammar of a call of one of these tools behind the trigger, and of more behind the same one.

@@ -110,7 +110,7 @@ class BoundedDigits:
         return self._matcher.is_accepting()
 
     def get_error(self) -> str:
-        """What is wrong; empty if nothing is."""
+        """The fault; empty if there is none."""
         return self._matcher.get_error()
 
     def deep_copy(self) -> BoundedDigits:
