@@ -26,6 +26,7 @@ from edgespec.measure.threads import planned_threads
 from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.offload.reread import reread_bytes
+from edgespec.option import named
 from edgespec.planning.adapters import Adapter
 from edgespec.planning.devices.assignment import (
     LayerAssignment,
@@ -414,6 +415,9 @@ class Planner:
             plan = replace(plan, notes=(note, *plan.notes))
         if self.projector is not None:
             plan = replace(plan, notes=(self.projector.reserved, *plan.notes))
+        if self.config.memory.slots is not None and not plan.memory.holding.streamed_bytes:
+            ignored = f"Ignored {named('slots')}: no layers are streamed."
+            plan = replace(plan, warnings=(ignored, *plan.warnings))
         return plan
 
     def place(

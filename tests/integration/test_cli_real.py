@@ -196,6 +196,11 @@ def test_text_from_a_pipe_goes_before_the_prompt() -> None:
     assert [r["prompt"] for r in records(done.stdout)] == ["Buy milk.\n\nSummarize:"]
 
 
+def test_slots_for_a_model_in_memory_are_ignored_with_a_word() -> None:
+    done = run_here("generate", "-p", "Hi", "--slots", "4", "--max-tokens", "2")
+    assert (done.returncode, done.stderr) == (0, "Ignored --slots: no layers are streamed.\n")
+
+
 def test_lines_that_nothing_can_be_done_with_end_nothing_else(tmp_path: Path) -> None:
     prompts = tmp_path / "in.jsonl"
     schema = '{"items": ' * 974 + "{}" + "}" * 974
