@@ -36,7 +36,7 @@ def split_hosts(text: str) -> list[str]:
     for host in hosts:
         name, _, port = host.rpartition(":")
         if name and ":" not in name and port.isdecimal():
-            raise UsageError(f"--host takes no port, as in {host}.", f"Give it with --port {port}.")
+            raise UsageError(f"--host takes no port, as in {host}.", f"Use --port {port}.")
     return hosts
 
 
@@ -103,7 +103,7 @@ def _unix_listener(path: Path) -> Iterator[socket.socket]:
             listener.listen(_BACKLOG)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                what = "is already in use" if path.is_socket() else "exists, and is no socket"
+                what = "is already in use" if path.is_socket() else "exists and is not a socket"
                 raise UsageError(f"{path} {what}.", "Choose another --host.") from error
             reason = error.strerror or str(error)
             raise UsageError(f"Cannot listen on {path}: {reason}.", "Choose another --host.") from error

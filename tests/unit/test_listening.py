@@ -84,7 +84,7 @@ def test_a_socket_that_another_server_has_by_now_is_left(tmp_path: Path) -> None
 def test_what_is_no_place_for_a_socket_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("mine")
     with (
-        pytest.raises(UsageError, match=r"exists, and is no socket|Cannot listen on"),
+        pytest.raises(UsageError, match=r"exists and is not a socket|Cannot listen on"),
         listening([str(tmp_path / name)], 0),
     ):
         pass

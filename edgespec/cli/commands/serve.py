@@ -124,7 +124,7 @@ def serve(
     addresses = split_hosts(host)
     public = [address for address in addresses if not is_local(address)]
     if api_key is not None and not (api_key := api_key.strip()):
-        raise UsageError("--api-key is empty.", "Give a key, or leave it out to serve this machine alone.")
+        raise UsageError("--api-key is empty.", "Give a key, or omit --api-key to serve this machine alone.")
     if api_key is None and public:
         raise UsageError(
             f"Other machines can reach this server at {public[0]}, but it has no API key.",
