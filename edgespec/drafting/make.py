@@ -17,12 +17,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from edgespec.costs.pass_time import read_seconds
 from edgespec.drafting.agreement import (
     PROMPTS,
     Agreement,
     AgreementMeter,
-    PassCost,
     SampleAnswer,
     SampleAnswers,
     write_sample_answers,
@@ -30,7 +28,7 @@ from edgespec.drafting.agreement import (
 from edgespec.drafting.saved_measurements import CANDIDATE, SavedMeasurements
 from edgespec.drafting.speed import CostModel
 from edgespec.errors import EdgeSpecError, OutputError, UsageError
-from edgespec.files.writing import remove_abandoned, writing_to
+from edgespec.files.writing import followed, remove_abandoned, writing_to
 from edgespec.llama.quantize import QUANTIZATIONS, make_drafter
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.header import read_header
@@ -139,7 +137,7 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
             lambda: _generate_texts(header, options, PROMPTS[:_FEW_PROMPTS], _FEW_TOKENS, report).cost,
         )
         choosing, judging = written.samples[::2], written.samples[1::2]
-        cost = _cost(written.cost, options)
+        cost = CostModel.of(written.cost, options.pass_s)
 
         def speed(one: Candidate) -> float:
             return cost.tokens_per_second(one.agreement, one.step_s, one.n_bytes)
@@ -247,7 +245,8 @@ def _within(tried: Sequence[Candidate], size: int | None) -> list[Candidate]:
 
 
 def _move(made: Path, output: Path) -> None:
-    """Put the result in its place, which may be on another disk."""
+    """Put the result in its place, which may be on another disk, or where a link leads to."""
+    output = followed(output)
     partial = output.with_name(output.name + ".partial")
     with writing_to(output, "Choose an existing folder that you can write to."):
         try:
@@ -313,13 +312,6 @@ def _generate_texts(
         on_progress=report,
     ) as engine:
         return write_sample_answers(engine, prompts, tokens, report)
-
-
-def _cost(cost: PassCost, options: MakeOptions) -> CostModel:
-    pass_s = options.pass_s or cost.pass_s
-    if not cost.streamed_bytes or not cost.read_rate:
-        return CostModel(pass_s)
-    return CostModel(pass_s, cost.read_rate, min(read_seconds(cost.streamed_bytes, cost.read_rate), pass_s))
 
 
 def _file_name(header: GGUFHeader, quantization: str) -> str:

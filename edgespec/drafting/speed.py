@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.costs.pass_time import even_draft_seconds, pass_seconds, read_seconds, round_seconds
-from edgespec.drafting.agreement import Agreement
+from edgespec.drafting.agreement import Agreement, PassCost
 
 _DEEPEST = 16
 
@@ -25,6 +25,18 @@ class CostModel:
     pass_s: float
     read_rate: float = 0.0
     read_s: float | None = None
+
+    @classmethod
+    def of(cls, cost: PassCost, pass_s: float | None = None) -> CostModel:
+        """The model of a target whose passes were measured.
+
+        Args:
+            pass_s: seconds of a pass to count with instead.
+        """
+        pass_s = pass_s or cost.pass_s
+        if not cost.streamed_bytes or not cost.read_rate:
+            return cls(pass_s)
+        return cls(pass_s, cost.read_rate, min(read_seconds(cost.streamed_bytes, cost.read_rate), pass_s))
 
     def tokens_per_second(self, agreement: Agreement, step_s: float, n_bytes: int) -> float:
         """Expected speed with trees of the best depth.

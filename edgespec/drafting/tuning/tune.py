@@ -15,7 +15,6 @@ from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from edgespec.costs.pass_time import read_seconds
 from edgespec.drafting.agreement import PROMPTS, PassCost, SampleAnswer, write_sample_answers
 from edgespec.drafting.make import work_folder, working_in
 from edgespec.drafting.saved_measurements import SavedMeasurements
@@ -145,7 +144,7 @@ class _Tuning:
         if self._options.pass_s is not None:
             return CostModel(self._options.pass_s)
         values = {name: value for name, value in self._state.values["passes"].items() if name != "memory"}
-        return _cost_model(PassCost(**values))
+        return CostModel.of(PassCost(**values))
 
     @property
     def _answering_s(self) -> float:
@@ -293,10 +292,3 @@ def _copy(source: Path, destination: Path) -> None:
     partial = destination.with_name(destination.name + ".partial")
     with atomic_large_write(destination, partial) as file, source.open("rb") as original:
         shutil.copyfileobj(original, file)
-
-
-def _cost_model(cost: PassCost) -> CostModel:
-    if not cost.streamed_bytes or not cost.read_rate:
-        return CostModel(cost.pass_s)
-    read_s = min(read_seconds(cost.streamed_bytes, cost.read_rate), cost.pass_s)
-    return CostModel(cost.pass_s, cost.read_rate, read_s)
