@@ -63,8 +63,6 @@ DRAFTER = "llama3.2-1b"
 PROCESSOR = (60e9, 1.5e12)  # bytes from memory and operations per second, with rearranged weights
 _PLAIN = (1.3, 3.7, 2.7)  # times as long with weights as in files, by _ROWS: measured beside the H200
 DISK = 3.5e9  # bytes per second
-_PROMPT_TOKENS = 1_000
-_PROMPT = f"{_PROMPT_TOKENS:,} tokens"  # of a prompt, without attention
 _USABLE = 0.93  # of a card's memory, beside what the system and its screen take
 _EFFICIENCY = 0.6  # of the memory's and the arithmetic's speed that products reach
 _OPERATIONS = 4  # for a byte of weights of about four bits and a row
@@ -164,7 +162,6 @@ def plan_on_paper(memory: int, context: int) -> None:
             patch.object(DerivedPasses, "curve", lambda _, headers: paper_curve(headers, own))
         )
         # What attending takes is measured on this machine, which is not the one on paper.
-        stack.enter_context(patch.object(DerivedPasses, "attend_s", lambda *_: 0.0))
         store = ProfileStore(folder / "profiles")
         drafter = write_hollow(folder / f"{DRAFTER}-q4_k_m.gguf", small)
         for name, shape in {"27b": DENSE_27B, "70b": large}.items():
@@ -172,9 +169,7 @@ def plan_on_paper(memory: int, context: int) -> None:
             files = remember_passes(model, own, store)
             print(f"\n{name}: {readable(files.tensor_bytes)} of weights, {readable(memory)} of memory\n")
             rows = [f"{rows} row{'s' * (rows > 1)}" for rows in _SHOWN_ROWS]
-            print_head(
-                "card, link", "on the card", "weights here", *rows, _PROMPT, "tokens/s", "with trees", "nodes"
-            )
+            print_head("card, link", "on the card", "weights here", *rows, "tokens/s", "with trees", "nodes")
             for label in ("none", *PAPER):
                 for link in LINKS if label != "none" else (0.0,):
                     cards = None if label == "none" else on_paper(label, link, files, own)
@@ -240,8 +235,6 @@ def print_plan(
     here += f", read again from {again[1]} rows" if again else ""
     passes = {size.nodes: size.pass_s for size in plan.sizes}
     times = " | ".join(f"{passes[rows]:.2f} s" if rows in passes else "" for rows in _SHOWN_ROWS)
-    prompt = plan.prompts[_PROMPT_TOKENS]
-    times += f" | {prompt.seconds:.1f} s" if prompt is not None else " | "
     speeds = f"{plan.plain.tokens_per_second:.1f} | {plan.chosen.tokens_per_second:.1f} | {plan.chosen.nodes}"
     print(f"| {label} | {where} | {here} | {times} | {speeds} |", flush=True)
 

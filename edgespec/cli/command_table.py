@@ -116,8 +116,12 @@ COMMANDS: Mapping[str, Command] = {
     "plan": Command(
         "plan",
         "plan",
-        "Predict how a model would run here: memory, trees, speed, and what would help.",
-        ("edgespec plan llama3.3-70b", "edgespec plan large.gguf --draft small.gguf --memory 12GiB"),
+        "Predict how a model, or each file of a repository, would run here: memory and speed.",
+        (
+            "edgespec plan llama3.3-70b",
+            "edgespec plan llama3.3-70b:Q3_K_M",
+            "edgespec plan large.gguf --draft small.gguf --memory 12GiB",
+        ),
     ),
     "bench": Command(
         "bench",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from edgespec.costs.curves import Curve
@@ -19,7 +19,6 @@ from edgespec.costs.yields import BUDGETS, TreeYields
 Resource = Literal["disk", "compute", "drafter"]
 
 USUAL_OVERHEAD = 1.1  # of growing a tree, over its draft steps, where it was not measured
-WORTH_SAYING = 0.05  # of a change's gain
 
 
 @dataclass(frozen=True)
@@ -187,119 +186,3 @@ def best(predictions: Iterable[Prediction]) -> Prediction:
     if chosen is None:
         raise ValueError("there is nothing to choose from")
     return chosen
-
-
-@dataclass(frozen=True)
-class Change:
-    """Something else to run with, and how much faster the plan would be: 0.6 means 60 %.
-
-    Attributes:
-        resource: what would be twice as fast; None for other changes.
-    """
-
-    what: str
-    gain: float
-    resource: Resource | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON for scripts."""
-        return {"what": self.what, "gain": round(self.gain, 3), "resource": self.resource}
-
-
-@dataclass(frozen=True)
-class PlanComparison:
-    """All that was compared: every figure and sentence of a plan is read off this one object.
-
-    Attributes:
-        sizes: what a load would run: each size of tree with its drafter, from one node on.
-        plain: decoding without a drafter.
-        others: the best tree of each drafter that a load would not take unless it was named.
-        changes: to the machine, with what each would gain; some resource is among them.
-    """
-
-    sizes: tuple[Prediction, ...]
-    plain: Prediction
-    others: tuple[Prediction, ...] = ()
-    changes: tuple[Change, ...] = ()
-
-    @property
-    def chosen(self) -> Prediction:
-        """The fastest way to run what is loaded."""
-        return best(self.sizes)
-
-    @property
-    def alternatives(self) -> list[Prediction]:
-        """The ways to run with another drafter, or none, the fastest first."""
-        without = [] if self.plain.holding == self.chosen.holding else [self.plain]
-        return sorted((*without, *self.others), key=lambda way: -way.tokens_per_second)
-
-    @property
-    def gain(self) -> float:
-        """The speed of the chosen way, in times that of plain decoding."""
-        return self.chosen.tokens_per_second / self.plain.tokens_per_second
-
-    @property
-    def bottleneck(self) -> Change:
-        """The resource of which twice as much would gain most."""
-        return max((c for c in self.changes if c.resource), key=lambda change: change.gain)
-
-    @property
-    def advice(self) -> list[Change]:
-        """The changes that gain at least 5 %, the best first."""
-        speed = self.chosen.tokens_per_second
-        named = [
-            Change(
-                "--draft none" if way is self.plain else f"{way.drafter} as drafter (--draft)",
-                way.tokens_per_second / speed - 1,
-            )
-            for way in self.alternatives
-        ]
-        found = [change for change in (*self.changes, *named) if change.gain >= WORTH_SAYING]
-        return sorted(found, key=lambda change: -change.gain)
-
-
-def possible_changes(
-    chosen: Prediction,
-    passes: TargetPasses,
-    drafting: DraftingCosts,
-    most: int,
-    more_memory: Sequence[tuple[str, PlannedWeights]] = (),
-    *,
-    drafter_elsewhere: bool = False,
-) -> tuple[Change, ...]:
-    """Changes to the machine, each with the best tree that it would have.
-
-    Args:
-        more_memory: plans for larger budgets, each with its description.
-        drafter_elsewhere: the drafter is not on the processor.
-    """
-
-    def change(
-        what: str,
-        resource: Resource | None = None,
-        *,
-        holding: PlannedWeights = chosen.holding,
-        passes: TargetPasses = passes,
-        drafting: DraftingCosts = drafting,
-    ) -> Change:
-        speed = best(alternatives(holding, passes, drafting, most)).tokens_per_second
-        return Change(what, speed / chosen.tokens_per_second - 1, resource)
-
-    quick = drafting
-    found = [change(name, holding=other) for name, other in more_memory]
-    if drafting.step is not None:
-        quick = replace(drafting, step=drafting.step.scaled(0.5))
-        what = "a drafter half as large that agrees as often"
-        found.append(change(what, "drafter" if drafter_elsewhere else None, drafting=quick))
-    found.append(
-        change(
-            "a processor twice as fast",
-            "compute",
-            passes=replace(passes, compute=passes.compute.scaled(0.5)),
-            drafting=drafting if drafter_elsewhere else quick,
-        )
-    )
-    if chosen.holding.streamed_bytes and passes.read_rate:
-        quicker = replace(passes, read_rate=2 * passes.read_rate)
-        found.append(change("a disk twice as fast", "disk", passes=quicker))
-    return tuple(found)

@@ -156,6 +156,22 @@ def expected_chain_yields(agreement: float) -> TreeYields:
     return TreeYields(0, tokens, steps, (agreement,), rows=steps)
 
 
+def on_code(yields: TreeYields) -> TreeYields:
+    """The yields on code, from those on prose.
+
+    A drafter differs from its target half as often there: with Qwen2.5-Coder 1.5B and 0.5B, trees of 16 nodes
+    yield 9.1 tokens a pass on code and 5.4 on prose.
+    """
+    prose = expected_yields(USUAL_AGREEMENT)
+    code = expected_yields((1 + USUAL_AGREEMENT) / 2)
+
+    def tokens(budget: int, known: float) -> float:
+        more = (code.at(budget) - 1) / (prose.at(budget) - 1) if budget > 1 else 1.0
+        return min(1 + (known - 1) * more, budget)
+
+    return replace(yields, tokens={budget: tokens(budget, known) for budget, known in yields.tokens.items()})
+
+
 def _between(known: Mapping[int, float], budget: int) -> float:
     """Interpolate between measured budgets.
 

@@ -39,7 +39,6 @@ class ProjectorFacts:
         kind: such as "gemma3".
         tokens: of a typical picture, without marks around it; None if they do not follow from the header.
         buffers: bytes that llama.cpp computes such a picture in, and embeddings are handed over in.
-        products: multiplications that reading such a picture takes; None likewise.
         seconds: that reading it takes: at least, estimated, if nothing was measured; None if there is nothing
             to estimate it by.
         measured_tokens: of the image by which `seconds` were measured; None if they were not. They are those
@@ -52,7 +51,6 @@ class ProjectorFacts:
     kind: str
     tokens: int | None
     buffers: int = _UNKNOWN_BUFFERS
-    products: int | None = None
     seconds: float | None = None
     measured_tokens: int | None = None
     fingerprint: str = ""
@@ -70,7 +68,6 @@ class ProjectorFacts:
             kind,
             division.parts * division.rows,
             _buffers(header, division),
-            division.parts * _products(header, division),
             fingerprint=header.fingerprint,
         )
 
@@ -161,13 +158,3 @@ def _buffers(header: GGUFHeader, division: _Division) -> int:
     activations = division.patches * (2 * width + inner)
     embeddings = division.parts * division.rows * output
     return 4 * (activations + _COPIES * embeddings)
-
-
-def _products(header: GGUFHeader, division: _Division) -> int:
-    """Multiplications that one part takes: of patches with the encoder's matrices, and with each other."""
-    sizes = {tensor.name: math.prod(tensor.shape) for tensor in header.tensors if len(tensor.shape) > 1}
-    encoder = sum(size for name, size in sizes.items() if name.startswith("v.blk."))
-    rest = sum(size for name, size in sizes.items() if name.startswith(("mm.", "v.deepstack.")))
-    width, layers = (_number(header.metadata, name) for name in ("embedding_length", "block_count"))
-    attention = 2 * division.patches**2 * width * layers
-    return encoder * division.patches + rest * division.rows + attention

@@ -6,7 +6,6 @@ To be computed only in a process of its own (llama.trials.kernel_worker, or `att
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +15,9 @@ from numpy.typing import NDArray
 
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
-from edgespec.kernels.layouts import kernel_layouts, use_own
-from edgespec.kernels.native import library
 from edgespec.kernels.native.library import NativeLibrary
 from edgespec.kernels.products import FloatArray, Processor, quantized
-from edgespec.kernels.setting import OWN, instruction_set
-from edgespec.processes.trial import attempt_in_child
+from edgespec.kernels.setting import instruction_set
 
 _PAGE = 4096
 _NODES = 8
@@ -119,28 +115,3 @@ def _placed(stack: ExitStack, tensor: Address, values: NDArray[Any] | None) -> A
         dense = np.ascontiguousarray(values)
         f["ggml_backend_tensor_set"](tensor, dense.ctypes.data, 0, dense.nbytes)
     return tensor
-
-
-def measure_attention(n_threads: int) -> float | None:
-    """Seconds in which a row attends to a cell, for each element of all heads of queries, as a child finds.
-
-    Returns:
-        None if the child fails.
-
-    Raises:
-        InconclusiveTrial: it was killed, starved or refused memory.
-    """
-    own = any(layout.name == OWN for layout in kernel_layouts())
-    request = {"own": own, "threads": n_threads}
-    verdict = attempt_in_child(__name__, request, subject="Attention", cpu_s=_CPU_S)
-    return None if verdict.answer is None else float(verdict.answer["seconds"])
-
-
-def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The child's side."""
-    own = None
-    if request["own"]:
-        own = library.load()
-        use_own()
-    with Processor(request["threads"]) as processor:
-        return {"seconds": Attention(128, 8, 2, 1024).seconds(processor, own)}

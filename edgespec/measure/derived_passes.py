@@ -13,15 +13,13 @@ from collections.abc import Callable, Sequence
 
 from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError, InconclusiveTrial
-from edgespec.kernels.attention import measure_attention
 from edgespec.kernels.device_speed import DeviceFailed, measure_speeds
-from edgespec.kernels.layouts import kernel_layouts, measured_products, weight_layout
+from edgespec.kernels.layouts import measured_products, weight_layout
 from edgespec.kernels.report import ROWS
 from edgespec.kernels.report_store import ensure_report, stored_report
 from edgespec.kernels.setting import PLAIN
 from edgespec.machine.contention import ContentionWatch
 from edgespec.models.gguf.experts import multiplied
-from edgespec.models.gguf.footprint import query_elements
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import BLOCK_SIZES, GGUFHeader
 from edgespec.profiles.store import Key, ProfileStore, machine_identity
@@ -103,26 +101,6 @@ class DerivedPasses:
         else:
             self._store.put_products(self._key(type_id), speed.seconds)
         return speed.seconds
-
-    def attend_s(self, header: GGUFHeader) -> float:
-        """Seconds in which a row attends to a cell, in all layers; 0 if that cannot be measured."""
-        key = machine_identity() | {
-            "threads": str(self._threads),
-            "kernels": " ".join(layout.name for layout in kernel_layouts()),
-        }
-        known = self._store.attention(key)
-        if known is None:
-            watch = ContentionWatch(self._threads, computing=True)
-            self._on_progress("Measuring attention (once)", 0.0)
-            try:
-                known = measure_attention(self._threads) or 0.0
-            except InconclusiveTrial:
-                known = 0.0
-            if watch.disturbed or not known:
-                self.disturbed = True
-            else:
-                self._store.put_attention(key, known)
-        return known * query_elements(header)
 
     def _key(self, type_id: int) -> Key:
         return machine_identity() | {"threads": str(self._threads), "type": str(type_id)}

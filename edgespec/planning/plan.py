@@ -31,7 +31,6 @@ from edgespec.planning.adapters import Adapter
 from edgespec.planning.devices.assignment import (
     LayerAssignment,
     LayerDevices,
-    attending_share,
     known_read_rate,
     read_rate,
     remote_parts,
@@ -231,12 +230,6 @@ class Plan:
     def over(self, passes: TargetPasses) -> TargetPasses:
         """The target's passes, from those of the whole model on the processor."""
         return replace(passes, compute=curve_over_machines(passes.compute, self.parts))
-
-    def attending(self, here_s: float) -> float:
-        """Seconds in which a row attends to a cell, from those on the processor."""
-        if self.assignment is None or self._devices is None:
-            return here_s
-        return here_s * attending_share(self.assignment, self._devices)
 
     def draft_steps(self, here: Curve) -> Curve:
         """Seconds of draft steps by rows, from those on the processor."""

@@ -335,14 +335,6 @@ class ProfileStore:
         """Store seconds of products for a byte of weights."""
         self._put("products", key, {"seconds": list(seconds)})
 
-    def attention(self, key: Key) -> float | None:
-        """Seconds in which a row attends to a cell, for each element of all heads."""
-        return _read(self._path("attention", key), lambda figures: float(figures["seconds"]))
-
-    def put_attention(self, key: Key, seconds: float) -> None:
-        """Store the seconds in which a row attends to a cell, for each element of all heads."""
-        self._put("attention", key, {"seconds": seconds})
-
     def threads(self, key: Key) -> int | None:
         """The number of threads that was the fastest."""
         return _read(self._path("threads", key), lambda figures: int(figures["fastest"]))

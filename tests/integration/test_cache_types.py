@@ -135,7 +135,6 @@ def test_a_plan_counts_the_cache_and_adapters(smol_path: Path, tiny: Path, tmp_p
         "tokens, layers, keys and values, heads, elements, bytes"
     )
     assert quantized.cache_bytes == half.cache_bytes * 34 // 64
-    assert half.batch.cells.cell_bytes * 34 == quantized.batch.cells.cell_bytes * 64
     saved = half.chosen.holding.needed - quantized.chosen.holding.needed
     cells = cells_for(1024) + PART  # those of a part are in memory twice while it is moved
     assert saved == pytest.approx(cells * half.cache_bytes / 1024 * 30 / 64, rel=0.01)

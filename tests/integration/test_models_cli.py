@@ -16,17 +16,19 @@ import pytest
 from edgespec.config import Config
 from edgespec.drafting.pair_check import examine_pair
 from edgespec.errors import HubError
+from edgespec.files.user_folders import cache_folder, nearest_existing
 from edgespec.images.projector import find_projector
 from edgespec.llama.quantize import make_drafter
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.synthesis.widen import widen
+from edgespec.models.gguf.types import BLOCK_SIZES
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import inspect_model, same_vocabulary
 from edgespec.models.hub.registry import REGISTERED, DrafterPair, PairRegistry
 from edgespec.models.hub.removal import packs_folder
 from edgespec.models.hub.repository import Hub
 from edgespec.planning.report.model_report import plan_for
-from edgespec.profiles.store import ProfileStore, machine_identity
+from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key, machine_identity
 from edgespec.progress import no_progress
 from tests.fuzz.headers import small_model
 from tests.hub_server import HubServer
@@ -434,3 +436,70 @@ def test_what_the_catalog_knows_is_shown(capsys: pytest.CaptureFixture[str]) -> 
     code, out, _ = run(capsys, "models", "show", catalog.DEFAULT, "--json")
     assert code == 0
     assert json.loads(out)["catalog"]["licence"] == licence
+
+
+def test_a_repository_is_planned_file_by_file(
+    server: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Split files are one row, and neither damaged files nor projectors are rows."""
+    small = server.repositories[REPO][Q4]
+    server.repositories[REPO] |= {
+        "Small-Q5_K_M-00001-of-00002.gguf": small,
+        "Small-Q5_K_M-00002-of-00002.gguf": small,
+        "Small-IQ3_M.gguf": b"no model",
+        "mmproj-F16.gguf": small,
+    }
+    code, out, err = run(capsys, "plan", REPO, "--draft", "none", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    rows = {row["name"]: row for row in found["files"]}
+    assert rows.keys() == {"Q4_0", "Q8_0", "Q5_K_M"}
+    assert rows["Q5_K_M"]["bytes"] == 2 * len(small)
+    assert rows["Q4_0"]["perplexity_loss"] == pytest.approx(0.0753, abs=1e-3)
+    assert rows["Q8_0"]["plan"]["plain"]["tokens_per_second"] > 0
+    assert found["fastest"] in ("Q8_0", "Q5_K_M"), "Q4_0 loses more than 5 %"
+    (note,) = found["notes"]
+    assert note.startswith("Left out: Small-IQ3_M.gguf is not a GGUF file")
+    assert not (tmp_path / "hub").exists(), "only headers were read"
+
+    code, shown, _ = run(capsys, "models", "show", REPO)
+    assert code == 0
+    assert len([line for line in shown.splitlines() if re.match(r"[* ] Q\d", line)]) == 3
+    assert max(map(len, shown.split("\n\n")[0].splitlines())) <= 80
+    code, out, err = run(capsys, "models", "pull", REPO)
+    assert (code, out) == (2, "")
+    assert f"Choose one: edgespec models pull {REPO}:{found['fastest']}" in err
+    assert "STREAMED" in err
+    code, out, _ = run(capsys, "models", "pull", f"{REPO}:Q8_0", "--quiet")
+    assert code == 0
+    assert run(capsys, "models", "pull", REPO)[1] == out, "a single file here is meant"
+
+
+def test_a_repository_of_the_catalog_is_planned_without_a_network(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub("http://127.0.0.1:9", tmp_path / "hub", offline=True)
+    monkeypatch.setattr(Hub, "from_environment", classmethod(lambda _: hub))
+    store = ProfileStore()
+    for threads in range(1, 65):
+        for type_id in BLOCK_SIZES:
+            key = machine_identity() | {"threads": str(threads), "type": str(type_id)}
+            store.put_products(key, [1e-10, 2e-10, 8e-10])
+    store.put(disk_key(nearest_existing(cache_folder())), DiskProfile(1e9, 1e9, 1 << 20, 1))
+    code, out, err = run(capsys, "plan", "qwen2.5-7b", "--memory", "4GiB", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    rows = {row["name"]: row for row in found["files"]}
+    assert {"Q3_K_M", "IQ4_XS", "Q4_K_M", "Q8_0"} <= rows.keys()
+    assert "MXFP4" not in rows
+    assert (
+        rows["Q3_K_M"]["bits_per_weight"]
+        < rows["Q4_K_M"]["bits_per_weight"]
+        < rows["Q8_0"]["bits_per_weight"]
+    )
+    assert rows["Q8_0"]["plan"]["drafter"] == "qwen2.5-0.5b"
+    for row in rows.values():
+        plan = row["plan"]
+        assert plan["code"]["tokens_per_second"] >= plan["prose"]["tokens_per_second"]
+    assert "Sizes are approximate" in found["notes"][0]
+    assert run(capsys, "plan", "acme/Unknown-GGUF")[0] == 1

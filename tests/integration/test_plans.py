@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -14,10 +13,8 @@ from pathlib import Path
 import pytest
 from platformdirs import user_cache_path
 
-from edgespec.cli.commands.plan import plan_report
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
-from edgespec.costs.prompts import PromptTime
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels.report import ROWS
 from edgespec.llama.row_rule import SPARING
@@ -200,33 +197,3 @@ def test_embeddings_that_are_only_looked_up_take_no_time(smol_path: Path, tmp_pa
     derived = DerivedPasses(ProfileStore(tmp_path / "profiles"), THREADS, no_progress)
     derived.curve([header])  # measures
     assert derived.curve([untied]) == derived.curve([header])
-
-
-def test_prompts_are_planned_in_contexts_that_hold_them(smol_path: Path, store: ProfileStore) -> None:
-    """SmolLM2 was made for 8,192 tokens."""
-    known = planned(smol_path, store, 4 << 30)
-    short = known.prompts[1_000]
-    assert short is not None
-    assert (short.rows, short.passes, short.read_s) == (512, 2, 0)
-    assert short.seconds > COMPUTE.at(512) + COMPUTE.at(488), "attention comes on top"
-    assert [known.prompts[tokens] for tokens in (10_000, 50_000)] == [None, None]
-    assert known.to_json()["prompts"] == [
-        short.to_json(),
-        {"tokens": 10_000, "seconds": None},
-        {"tokens": 50_000, "seconds": None},
-    ]
-    report = plan_report(known)
-    assert "A PROMPT OF" in report
-    assert report.count("beyond the context") == 2
-    assert "no room" not in report
-    slow = PromptTime(10_000, 512, 20, 12_000.0, 30.0, 12_030.0)
-    report = plan_report(replace(known, prompts={10_000: slow, 50_000: None}, trained_context=131_072))
-    assert re.search(
-        r"^10000 tokens \(longer than --context\) +3 h 20 min .* 3 h 20 min +30\.0 s$", report, re.M
-    )
-    assert re.search(r"^50000 tokens \(longer than --context\) +no room$", report, re.M)
-    store.put(disk_key(smol_path), DiskProfile(1e6, 1e6, 1 << 20, 1))
-    streamed = planned(smol_path, store, least_planned(smol_path, store) + (24 << 20)).prompts[1_000]
-    assert streamed is not None
-    assert streamed.read_s > streamed.compute_s
-    assert streamed.rows > 64, "a slow disk wants large pieces"

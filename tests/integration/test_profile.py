@@ -32,7 +32,7 @@ def test_a_profile_is_measured_kept_and_planned_with(
     before = json.loads(out)
     assert (code, before["uncertain"]) == (0, True)
     assert any("derived" in note for note in before["notes"])
-    with_drafter = before["chosen"]
+    with_drafter = before["prose"]
     assert with_drafter["drafter"] == before["drafter"] == q4_drafter_path.name
     # Between the least that streaming needs and what all of it needs; both depend on the processor.
     least = least_memory(smol_path, draft=q4_drafter_path, context=256)
@@ -47,7 +47,6 @@ def test_a_profile_is_measured_kept_and_planned_with(
     rows = [row for row, _ in found["passes"]["compute"]]
     assert rows[0] == 1
     assert len(rows) > 1, "how many more there are is a question of time, and of what is exact here"
-    assert [prompt["tokens"] for prompt in before["prompts"]] == [1000, 10_000, 50_000]
     assert found["disk"]["direct"] + found["disk"]["buffered"] > 0
     assert found["memory_bandwidth"] > 1e8
     tokens = [float(t) for t in found["greedy"]["tokens"].values()]
@@ -60,22 +59,14 @@ def test_a_profile_is_measured_kept_and_planned_with(
     plan = json.loads(out)
     assert code == 0
     # Profiles have longer passes than a load plans.
-    assert plan["chosen"]["streamed_bytes_per_pass"] == pytest.approx(
+    assert plan["prose"]["streamed_bytes_per_pass"] == pytest.approx(
         found["streamed_bytes_per_pass"], abs=0.05 * int(memory)
     )
-    assert plan["chosen"]["tokens_per_second"] == max(size["tokens_per_second"] for size in plan["sizes"])
-    batch = plan["batch"]
-    assert batch["cell_bytes"] == 30 * 2 * 3 * 64 * 2, "layers, keys and values, heads, elements, bytes"
-    assert batch["text_tokens"] == 256, "a text is no longer than the context"
-    assert batch["most_texts"] >= batch["chosen"]["texts"]
-    assert [size["texts"] for size in batch["sizes"]][:3] == [1, 2, 4]
-    in_all = [size["tokens_per_second"] for size in batch["sizes"]]
-    assert batch["chosen"]["tokens_per_second"] >= 0.95 * max(in_all)
+    assert plan["prose"]["tokens_per_second"] == max(size["tokens_per_second"] for size in plan["sizes"])
 
     code, out, _ = run(capsys, "plan", *pair, "--memory", memory)
     assert code == 0
-    assert "bottleneck" in out
-    assert re.search(r"a batch +(about )?[\d.]+ tokens/s with \d+ sequences? at once", out)
+    assert re.search(r"^code +[\d.]+ ", out, re.M)
     assert "measured with this model on this machine" in out
     assert [f for f in plan_removal(smol_path).files if f.kind == "profile"]
 

@@ -16,7 +16,6 @@ from edgespec.cli.main import main
 from edgespec.config import Config
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.config import GenerationConfig
-from edgespec.kernels.layouts import kernel_layouts
 from edgespec.machine.cores import default_threads
 from edgespec.models.gguf.header import read_header
 from edgespec.planning.report.model_report import plan_for
@@ -49,8 +48,6 @@ def speeds_are_known(own_environment: None, short_path: Path, q4_drafter_path: P
     machine = machine_identity() | {"threads": str(default_threads())}
     for tensor in (*read_header(short_path).tensors, *read_header(q4_drafter_path).tensors):
         store.put_products(machine | {"type": str(tensor.type_id)}, (1e-10, 2e-10, 4e-10))
-    kernels = " ".join(layout.name for layout in kernel_layouts())
-    store.put_attention(machine | {"kernels": kernels}, 1e-10)
 
 
 @pytest.mark.parametrize("options", PAIRS.values(), ids=PAIRS)

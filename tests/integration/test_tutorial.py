@@ -83,7 +83,7 @@ def test_the_first_ten_minutes(folder: Path) -> None:
     form = next(text for command, text in said.items() if "--json-schema" in command)
     assert json.loads(form) in ("happy", "sad")
     assert "pirate" in said["edgespec presets list"]
-    assert "bottleneck" in said["edgespec plan --memory 1GiB"]
+    assert "TOKENS/S" in said["edgespec plan --memory 1GiB"]
     (chat,) = (json.loads(text) for command, text in said.items() if "chat/completions" in command)
     assert chat["choices"][0]["message"]["content"]
     assert (folder / "page.html").read_text().startswith("<!doctype html>")

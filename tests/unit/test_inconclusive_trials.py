@@ -19,7 +19,6 @@ from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import DevicesConfig
 from edgespec.errors import EdgeSpecError, InconclusiveTrial, ModelFileError
 from edgespec.generation.config import Grammar
-from edgespec.kernels.attention import measure_attention
 from edgespec.kernels.device_speed import measure_speeds
 from edgespec.kernels.report import TrialReport
 from edgespec.kernels.report_store import _saved_or_new
@@ -125,7 +124,6 @@ TRIALS: dict[str, Callable[[Path], object]] = {
     "adapter": vet_adapter,
     "device": try_device,
     "products": lambda _: measure_speeds(2, 1),
-    "attention": lambda _: measure_attention(1),
 }
 
 
@@ -253,7 +251,6 @@ def test_a_load_continues_without_what_could_not_be_measured(
     costs = DerivedPasses(store, 1, no_progress)
     header = read_header(smol_path)
     assert costs.curve([header]).at(1) > 0
-    assert costs.attend_s(header) == 0
     assert costs.disturbed
     assert not list(tmp_path.iterdir())
 

@@ -23,7 +23,6 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader, TensorInfo
 from edgespec.planning.devices.assignment import (
     LayerAssignment,
-    attending_share,
     layer_seconds,
     layer_sizes,
     output_bytes,
@@ -374,12 +373,6 @@ def test_a_card_without_room_for_attention_says_what_it_takes() -> None:
         spread(cards(card(0.1, 0.1)), asked("attention"))
     nothing, _ = spread(cards(limited(card(0.1, 6), 0.1)), asked("attention"))  # a load ran out of memory
     assert nothing.counts == (0,)
-
-
-@pytest.mark.parametrize(("there", "share"), [(0, 1.0), (LAYERS // 2, 0.625), (LAYERS, 0.25)])
-def test_layers_attend_where_their_cache_is(there: int, share: float) -> None:
-    assignment = LayerAssignment.of(files(), LAYERS - there, [there])
-    assert attending_share(assignment, cards(card(0.25, LAYERS))) == pytest.approx(share)
 
 
 def test_passes_are_predicted_by_what_is_where() -> None:

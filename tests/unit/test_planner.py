@@ -13,11 +13,9 @@ from edgespec.costs.pass_time import pass_seconds
 from edgespec.costs.planned_weights import PlannedWeights
 from edgespec.costs.planner import (
     DraftingCosts,
-    PlanComparison,
     TargetPasses,
     alternatives,
     best,
-    possible_changes,
     predict,
 )
 from edgespec.costs.prompts import best_rows, predict_prompt
@@ -89,41 +87,6 @@ def test_trees_are_no_larger_than_allowed() -> None:
 def test_there_must_be_something_to_choose_from() -> None:
     with pytest.raises(ValueError, match="nothing"):
         best([])
-
-
-def test_what_binds_is_what_would_help() -> None:
-    passes = TargetPasses(Curve.through([(1, 0.01), (64, 0.02)]), read_rate=1e9)
-    drafter = replace(DRAFTER, step=Curve.through([(1, 0.001), (8, 0.002)]))
-    chosen = best(alternatives(STREAMED, passes, drafter, 60))
-    more = replace(STREAMED, streamed_bytes=500_000_000)
-    changes = possible_changes(chosen, passes, drafter, 60, [("1 GiB more memory", more)])
-    compared = PlanComparison((chosen,), chosen, changes=changes)
-    assert [a.what for a in compared.advice][:2] == ["1 GiB more memory", "a disk twice as fast"]
-    assert all(a.gain >= 0.05 for a in compared.advice)
-    assert "a processor twice as fast" not in [a.what for a in compared.advice]
-    assert compared.bottleneck.resource == "disk"
-
-
-def test_the_bottleneck_is_what_would_gain_most_twice_as_fast() -> None:
-    """A pass computes for longer than it reads, but with a faster disk a smaller tree is enough."""
-    curve = Curve.through([(1, 0.1), (4, 0.4), (64, 4.0)])
-    passes = TargetPasses(curve, read_rate=3e9, overlap=4.0)
-    chosen = best(alternatives(STREAMED, passes, DRAFTER, 60))
-    assert chosen.compute_s > chosen.read_s
-    changes = possible_changes(chosen, passes, DRAFTER, 60)
-    gains = {change.resource: change.gain for change in changes if change.resource}
-    compared = PlanComparison((chosen,), chosen, changes=changes)
-    assert compared.bottleneck.gain == max(gains.values())
-    assert compared.bottleneck.resource == "disk"
-
-
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_drafter_is_a_resource_of_its_own_only_on_a_device_of_its_own(elsewhere: bool) -> None:
-    slow = replace(DRAFTER, step=Curve.through([(1, 1.0)]))
-    chosen = predict(IN_MEMORY, TargetPasses(COMPUTE), slow, 16)
-    changes = possible_changes(chosen, TargetPasses(COMPUTE), slow, 16, drafter_elsewhere=elsewhere)
-    assert PlanComparison((chosen,), chosen, changes=changes).bottleneck.resource in ("drafter", "compute")
-    assert any(change.resource == "drafter" for change in changes) is elsewhere
 
 
 @given(

@@ -9,20 +9,17 @@ from pathlib import Path
 import pytest
 
 from edgespec.config import Config
-from edgespec.costs.prompts import PromptTime
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.images.facts import ProjectorFacts
 from edgespec.images.projector import find_projector
 from edgespec.images.reader import ImageReader
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.projectors import choose_projector, is_projector, projector_beside, projectors_around
 from edgespec.planning.projector import reserved_projector
 from edgespec.planning.report.sight import (
     describe_projector,
     image_notes,
     with_measured_seconds,
-    with_seconds,
 )
 from edgespec.processes.trial import Verdict
 from edgespec.profiles.store import ImageProfile, ProfileStore, image_key
@@ -135,30 +132,15 @@ def test_sizes_that_are_none_count_for_nothing(wrong: object, tmp_path: Path) ->
     assert facts.buffers == 0
 
 
-def test_arithmetic_of_a_picture_grows_with_its_parts(tmp_path: Path) -> None:
+def test_tokens_of_a_picture_grow_with_its_parts(tmp_path: Path) -> None:
     whole, divided = (
         facts_of(write_projector(tmp_path / f"{side}.gguf", "idefics3", longest_edge=side))
         for side in (32, 64)
     )
     assert (whole.tokens, divided.tokens) == (32, 80)  # two parts, and five
-    assert whole.products
-    assert divided.products == whole.products // 2 * 5
 
 
-def test_seconds_follow_from_those_of_prompts(smol_path: Path, tmp_path: Path) -> None:
-    facts = facts_of(write_projector(tmp_path / "mmproj.gguf", "gemma3"))
-    model = ModelFiles.of(read_header(smol_path))
-    assert with_seconds(facts, model, [None]) == facts
-
-    def seconds(compute_s: float) -> float:
-        found = with_seconds(facts, model, [None, PromptTime(100, 100, 1, compute_s, 9.0, 9.0)]).seconds
-        assert found
-        return found
-
-    assert seconds(2.0) == 2 * seconds(1.0)
-
-
-def test_the_time_that_an_image_took_takes_the_place_of_the_estimate(smol_path: Path, tmp_path: Path) -> None:
+def test_the_time_that_an_image_took_is_shown(tmp_path: Path) -> None:
     facts = facts_of(write_projector(tmp_path / "mmproj.gguf", "gemma3"))
     store = ProfileStore(tmp_path / "profiles")
     assert facts.tokens
@@ -169,8 +151,6 @@ def test_the_time_that_an_image_took_takes_the_place_of_the_estimate(smol_path: 
     assert measured is not None
     assert measured.seconds == 11.0
     assert ", read in 11 s (measured);" in describe_projector(measured.to_json())
-    prompt = PromptTime(100, 100, 1, 50.0, 9.0, 9.0)
-    assert with_seconds(measured, ModelFiles.of(read_header(smol_path)), [prompt]) == measured
     unknown = with_measured_seconds(replace(facts, tokens=None), store, 2)
     assert unknown is not None
     assert f", 21 s (measured) for an image of {2 * facts.tokens} tokens;" in describe_projector(

@@ -26,8 +26,7 @@ def expected(spec: RowSpec, temperature: float) -> float | None:
     if plan.uncertain:
         return None
     if spec.texts:
-        sizes = plan.batch.sizes if spec.tree == PLAIN else []
-        return next((size.tokens_per_second for size in sizes if size.sequences == spec.texts), None)
+        return None
     if spec.tree == PLAIN:
         return plan.plain.tokens_per_second
     if spec.tree == AUTO:

@@ -10,16 +10,18 @@ import typer
 
 from edgespec.cli.options.declaration import Json, Quiet, command_group, option
 from edgespec.cli.screen.formatting import table
+from edgespec.cli.screen.plan_tables import repository_table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.config import Config
-from edgespec.errors import UsageError
+from edgespec.errors import HubError, UsageError
 from edgespec.files.user_folders import expanded
 from edgespec.progress import no_progress
 from edgespec.units import parse_size, readable_rate
 
 if TYPE_CHECKING:
     from edgespec.models.hub.catalog import CatalogEntry
+    from edgespec.planning.report.repository import RepositoryPlan
 
 app = command_group("models", "Download, inspect, pair, widen and remove models.")
 
@@ -42,6 +44,13 @@ def pull(
     from edgespec.models.hub.projectors import projector_beside
 
     terminal = Terminal(quiet=quiet)
+    if (files := _unchosen(model, terminal, refresh=refresh)) is not None:
+        for line in repository_table(files).splitlines():
+            terminal.note(line)
+        raise UsageError(
+            f"{files.repo} has {len(files.files)} models.",
+            f"Choose one: edgespec models pull {files.repo}:{(files.fastest or files.files[0]).name}",
+        )
     with terminal.working() as progress:
         name = catalog.hub_name_of(model)
         if name is None:
@@ -118,6 +127,12 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
     from edgespec.profiles.store import ProfileStore
 
     terminal = Terminal(quiet=quiet)
+    if (files := _unchosen(model, terminal)) is not None:
+        if as_json:
+            results().record(files.to_json())
+        else:
+            results().text(repository_table(files))
+        return
     with terminal.working() as progress:
         inspected = inspect_model(model, progress)
     for note in inspected.notes:
@@ -161,6 +176,26 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
         how = "plain" if drafter == "none" else f"with {drafter}"
         rows.append(("speed", f"about {readable_rate(speed, digits=2)} {how}; more: edgespec plan {model}"))
     results().text(table((), rows))
+
+
+def _unchosen(model: str, terminal: Terminal, *, refresh: bool = False) -> RepositoryPlan | None:
+    """The files of a repository on the Hub of which none is chosen; None if there is no choice to make.
+
+    A name of the catalog means its usual file, and a repository with a single file here means that one.
+    """
+    from edgespec.models.hub import catalog
+    from edgespec.models.hub.pull import pull
+    from edgespec.planning.report.repository import plan_repository, repository_of
+
+    name = repository_of(model)
+    if name is None or catalog.named(model) is not None:
+        return None
+    try:
+        pull(name, fetch=False, refresh=refresh)
+    except (HubError, UsageError):
+        with terminal.working() as progress:
+            return plan_repository(name, Config(), progress)
+    return None
 
 
 def _catalog_rows(entry: CatalogEntry) -> list[tuple[str, str]]:

@@ -188,18 +188,6 @@ def remote_parts(assignment: LayerAssignment, devices: LayerDevices, files: Mode
     return found
 
 
-def attending_share(assignment: LayerAssignment, devices: LayerDevices) -> float:
-    """Seconds of attention, relative to those of a model that is on this machine's processor.
-
-    Layers attend where their keys and values are. Attention is not measured on devices, which are taken to be
-    as much faster at it as at products with many rows.
-    """
-    own = devices.own_seconds[-1]
-    used = assignment.used(devices.devices)
-    layers = assignment.here + sum(count * device.seconds[-1] / own for device, count in used)
-    return layers / max(assignment.here + assignment.elsewhere, 1)
-
-
 def layer_seconds(devices: LayerDevices, files: ModelFiles, rows: int = USUAL_ROWS) -> list[float]:
     """Seconds of a pass over one layer of usual size: here, and then on each device."""
     sizes = layer_sizes(files)

@@ -8,16 +8,13 @@ from edgespec.config import LOOKUP, NONE
 from edgespec.costs.curves import Curve
 from edgespec.costs.planner import USUAL_OVERHEAD, DraftingCosts
 from edgespec.costs.yields import USUAL_AGREEMENT, TreeYields, expected_yields
-from edgespec.errors import EdgeSpecError
 from edgespec.heads.block.block_head import BlockHead
-from edgespec.heads.families import drafter_files, head_of
-from edgespec.heads.mtp.mtp_head import MTP_NAME, mtp_fault
-from edgespec.models.gguf.header import read_header
+from edgespec.heads.families import head_of
+from edgespec.heads.mtp.mtp_head import MTP_NAME
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.gguf.vocabulary import another_vocabulary
-from edgespec.models.hub.drafter_choice import agreement_of, candidates
+from edgespec.models.hub.drafter_choice import agreement_of
 from edgespec.models.hub.inspection import InspectedModel
-from edgespec.models.hub.registry import same_file
 from edgespec.planning.plan import Plan
 from edgespec.planning.report.target_passes import PassCosts
 from edgespec.profiles.store import ProfileKeys, ProfileStore
@@ -53,8 +50,8 @@ class DraftCosts:
     def of_load(self, drafter: ModelFiles | None, draft: str) -> DraftingCosts:
         """Drafting as a load does it.
 
-        The yield of prompt lookup depends on the text. Until it was measured it is a guess, and nothing is
-        compared with a guess unless a person asks for prompt lookup.
+        The yield of prompt lookup depends on the text. Until it was measured it is a guess, which is shown
+        only to a person who asks for prompt lookup.
 
         Args:
             drafter: its model, if it has one.
@@ -73,17 +70,6 @@ class DraftCosts:
             return DraftingCosts(_LOOKUP_NAME, guess, source=source, measured=False)
         source = "not known, as the yield depends on the text; the speed is that without drafts"
         return DraftingCosts(_LOOKUP_NAME, source=source)
-
-    def others(self, taken: ModelFiles | None) -> list[ModelFiles]:
-        """The drafters of the target on this machine besides the one that is taken, and its own layers."""
-        files = ModelFiles.of_headers(self._target.headers)
-        found: list[ModelFiles] = [] if files.mtp is None or mtp_fault(files) else [files.mtp]
-        for candidate in candidates(self._target.headers[0]) if self._target.path else ():
-            try:
-                found.append(drafter_files(read_header(candidate.path)))
-            except EdgeSpecError:
-                continue  # it cannot be read
-        return [each for each in found if taken is None or _differ(each, taken)]
 
     def on_device(self, drafting: DraftingCosts, plan: Plan) -> DraftingCosts:
         """A drafter on a device: as measured there, or derived from its steps on the processor."""
@@ -167,9 +153,3 @@ def _in_one_pass(drafting: DraftingCosts, head: BlockHead) -> DraftingCosts:
     once = dict.fromkeys(drafting.yields.steps, 1.0)
     step = Curve.through([(1, drafting.step.at(head.block_size))])
     return replace(drafting, yields=replace(drafting.yields, steps=once, rows=once), step=step)
-
-
-def _differ(one: ModelFiles, other: ModelFiles) -> bool:
-    if isinstance(one, MTPLayers) or isinstance(other, MTPLayers):
-        return type(one) is not type(other)
-    return not same_file(one.paths[0], other.paths[0])

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.costs.planned_weights import PlannedWeights
-from edgespec.costs.planner import WORTH_SAYING, DraftingCosts, alternatives, best, predict
+from edgespec.costs.planner import DraftingCosts, alternatives, best, predict
 from edgespec.generation.result import MemoryUse
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.planning.pass_costs import passes_of
 from edgespec.profiles.store import ProfileKeys, ProfileStore
+
+_WORTH_SAYING = 0.05  # of the gain of another way to run
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class ExpectedSpeed:
     def advice(self) -> str:
         """A sentence if decoding without the drafter would be faster; else empty."""
         gain = self.alone / self.tokens_per_second - 1
-        return f"--draft none would be about {gain:.0%} faster." if gain >= WORTH_SAYING else ""
+        return f"--draft none would be about {gain:.0%} faster." if gain >= _WORTH_SAYING else ""
 
 
 def expected_speed(

@@ -27,7 +27,7 @@ from edgespec.planning.embedder import EmbedderPlan, plan_embedder
 from edgespec.planning.plan import Planner
 from edgespec.planning.report.predictions import report_on
 from edgespec.planning.report.report import PlanReport
-from edgespec.planning.report.sight import image_notes, projector_facts, with_measured_seconds, with_seconds
+from edgespec.planning.report.sight import image_notes, projector_facts, with_measured_seconds
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import Progress
 from edgespec.units import readable
@@ -103,7 +103,7 @@ def plan_for(
         measured=model.path is not None and not estimated,
     )
     planner = _with_memory_named(planner, notes)
-    find = partial(_find, on_progress=on_progress)
+    find = partial(find_named, on_progress=on_progress)
     report = report_on(model, planner, find, on_progress, temperature=temperature, notes=notes)
     return _with_images(report, planner, projector)
 
@@ -118,12 +118,12 @@ def _with_images(report: PlanReport, planner: Planner, projector: ProjectorFacts
     return replace(
         report,
         image_bytes=0 if planner.projector is None else planner.projector.reading_bytes,
-        projector=with_seconds(projector, planner.target, report.prompts.values()),
+        projector=projector,
         notes=[*report.notes, *image_notes(projector, report.context, left)],
     )
 
 
-def _find(planner: Planner, on_progress: Progress) -> FoundDrafter:
+def find_named(planner: Planner, on_progress: Progress) -> FoundDrafter:
     """The drafter that a load would take; one that is named may be on the Hub."""
     speculation = planner.config.speculation
     if speculation.names_a_model:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.costs.prompts import PromptTime
 from edgespec.errors import EdgeSpecError
 from edgespec.images.facts import TYPICAL, ProjectorFacts
 from edgespec.images.projector import find_projector
-from edgespec.models.gguf.experts import multiplied
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.inspection import InspectedModel
 from edgespec.option import named
 from edgespec.profiles.store import ProfileStore, image_key
@@ -64,8 +60,6 @@ def describe_projector(
 
 def _time_in_words(projector: dict[str, Any]) -> str:
     seconds, measured = readable_time(projector["seconds"]), projector["measured_tokens"]
-    if measured is None:
-        return f"at least {seconds} of arithmetic"
     if projector["tokens"] is None:
         return f"{seconds} (measured) for an image of {measured} tokens"
     return f"read in {seconds} (measured)"
@@ -80,25 +74,6 @@ def with_measured_seconds(
         return projector
     seconds = known.seconds(projector.tokens or known.rows)
     return replace(projector, seconds=seconds, measured_tokens=known.rows)
-
-
-def with_seconds(
-    projector: ProjectorFacts, model: ModelFiles, prompts: Iterable[PromptTime | None]
-) -> ProjectorFacts:
-    """A projector with the seconds that an image takes, if it computes as fast as the model reads prompts.
-
-    Where an image was read, its time stays. llama.cpp's kernels, which projectors are computed with, are
-    often slower than those of models here.
-    """
-    known = next((time for time in prompts if time is not None and time.compute_s > 0), None)
-    row = sum(
-        share * math.prod(tensor.shape)
-        for tensor, share in multiplied(model)
-        if tensor.name.startswith("blk.")
-    )
-    if projector.measured_tokens is not None or projector.products is None or known is None or not row:
-        return projector
-    return replace(projector, seconds=projector.products / (row * known.tokens) * known.compute_s)
 
 
 def image_notes(projector: ProjectorFacts, context: int, left: int | None) -> Iterator[str]:

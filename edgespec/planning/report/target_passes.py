@@ -72,10 +72,6 @@ class PassCosts:
         """Seconds by rows of a model that was not measured."""
         return self._derived.curve(model.headers)
 
-    def attend_s(self, model: InspectedModel) -> float:
-        """Seconds in which a row of a model attends to a cell."""
-        return self._derived.attend_s(model.headers[0])
-
     def _disk_rate(self, model: InspectedModel, own: PassProfile | None) -> tuple[float, str]:
         """Bytes that the disk reads per second, unless passes were timed with it; and the figure's source."""
         if own is not None and own.read_rate:
