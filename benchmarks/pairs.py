@@ -123,6 +123,7 @@ def _measured(options: argparse.Namespace, known: Iterable[Row]) -> Iterator[lis
         context=options.context,
         tree=options.tree,
         learn=False,
+        reuse_answers=options.keep,
     ) as engine:
         ways = {way: _way(engine, way, engine.drafter) for way in options.ways}
         _answer(engine, ways[options.ways[-1]], "Why is the sky blue?", GenerationConfig(max_tokens=16))

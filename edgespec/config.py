@@ -278,6 +278,14 @@ class SpeculationConfig(Group):
         metavar="FOLDER",
         more="An index of it is kept in the cache folder.",
     )
+    reuse_answers: bool = option(
+        True,
+        "--reuse-answers/--no-reuse-answers",
+        "Draft from earlier answers, which are kept in memory.",
+        Switch(),
+        says="yes",
+        more="The server keeps those to each API key apart.",
+    )
     draft_window: int | None = option(
         None,
         "--draft-window",
@@ -324,6 +332,11 @@ class SpeculationConfig(Group):
     def drafts(self) -> bool:
         """False for plain decoding."""
         return self.draft != NONE
+
+    @property
+    def drafts_from_answers(self) -> bool:
+        """True if earlier answers are kept to draft from."""
+        return self.reuse_answers and self.drafts and self.kind != "model"
 
     @property
     def names_a_model(self) -> bool:

@@ -28,6 +28,8 @@ from edgespec.speculation.sizing.sizers import (
     PassRoom,
     fixed_nodes,
 )
+from edgespec.speculation.sources.answers import Answers
+from edgespec.speculation.sources.base import Proposer
 from edgespec.speculation.spelling import Spelling
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree
@@ -62,6 +64,7 @@ class Speculator:
         tree_budget: the size of all trees; None to follow the measured cost.
         costs: what passes and drafts take, as far as it was measured; None if it was not.
         answers: most answers at once.
+        earlier: the answers so far, to draft from; None if they are not kept.
 
     Attributes:
         drafter: guesses how sequences continue, as trees.
@@ -69,6 +72,7 @@ class Speculator:
         policy: how trees grow.
         costs: as given.
         sizer: decides how large trees are.
+        earlier: as given.
         plain_passes: what a pass without drafts takes at present.
         profile_updates: what this run measures, which corrects the profile for the next one if it may learn.
         last_round: the latest tree with drafted tokens, and what was accepted of it; None if the latest
@@ -87,6 +91,7 @@ class Speculator:
         policy: TreePolicy | None = None,
         costs: RoundCosts | None = None,
         answers: int = 1,
+        earlier: Answers | None = None,
     ) -> None:
         self._target = target
         self.drafter = drafter
@@ -104,6 +109,7 @@ class Speculator:
         self._spelling = Spelling(target.model.vocabulary)
         self._decisions = Decisions()
         self._observation = ObservationPolicy()
+        self.earlier = earlier
 
     @property
     def decisions(self) -> Decisions:
@@ -127,14 +133,22 @@ class Speculator:
         """Forget what was learned and kept of texts so far, in this process and not on disk."""
         self.policy = tree_policy(self.policy.name)
         self.drafter.forget_sequences()
+        if self.earlier is not None:
+            self.earlier.forget()
 
     def method(
-        self, config: GenerationConfig, seed: int, constraint: Constraint | None, start: int
+        self,
+        config: GenerationConfig,
+        seed: int,
+        constraint: Constraint | None,
+        start: int,
+        own: abc.Sequence[Proposer] = (),
     ) -> tuple[DecodingMethod, Sizer]:
         """Return the decoding method of an answer, and the sizer of its trees.
 
         Args:
             start: where the answer begins in the text.
+            own: sources of this answer alone.
 
         Raises:
             UsageError: see `method_for`.
@@ -150,6 +164,7 @@ class Speculator:
             policy=self.policy,
             noise=self._noise,
             adjustments=adjustments,
+            own=own,
         )
         if method.nodes is None or isinstance(self.sizer, FixedSizer):
             return method, self.sizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +24,7 @@ class Request:
     Attributes:
         key: whatever the caller knows it by.
         raw: continue the text as it is, without a template.
+        owner: who asks: drafts come from the earlier answers to the same owner alone.
         cancelled: set by the caller, from any thread, to end the answer.
         traced: its chunks show the trees of its passes.
         on_accept: see `Answer`; called for tokens behind the end of the answer too. It takes the
@@ -45,6 +46,7 @@ class Request:
     on_prefill: Callable[[int, int], None] | None = None
     scored_from: int | None = None
     continuation: str | None = None
+    owner: Hashable = None
 
 
 @dataclass(frozen=True)

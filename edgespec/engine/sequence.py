@@ -23,6 +23,7 @@ from edgespec.speculation.drafters.base import DraftMemory, ProposedBy
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import DecodingMethod
 from edgespec.speculation.sizing.sizers import AdaptiveSizer, FixedSizer
+from edgespec.speculation.sources.answers import AnswerSource
 from edgespec.speculation.spliced import SplicedText
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree
@@ -63,6 +64,7 @@ class Sequence:
         error: what went wrong with this sequence alone in its latest pass.
         proposed_by: who proposed the nodes of its latest tree below the root, if it is traced.
         images: those among its tokens, in order.
+        said: what its answer is added to, for the drafts of others; None if they have none.
     """
 
     tokens: list[int]
@@ -84,6 +86,7 @@ class Sequence:
     error: Exception | None = None
     proposed_by: list[ProposedBy] = field(default_factory=list)
     images: abc.Sequence[PlacedImage] = ()
+    said: AnswerSource | None = None
     _spliced: SplicedText | None = None
 
     @property
@@ -248,12 +251,14 @@ class Sequence:
     def add(self, record: PassRecord, vocabulary: Vocabulary) -> Chunk:
         """Add what its latest pass appended to its answer."""
         chunk = self.answer.add(self.tokens, record)
+        if self.said is not None:
+            self.said.extend(chunk.tokens)
         return replace(chunk, tree=self._pass_tree(record.nodes, vocabulary)) if self.is_traced else chunk
 
     def finish(self) -> None:
         """Forget all but the tokens that the cache holds, which other sequences may share."""
         del self.tokens[self.n_cached :]
-        self._method = self._sizer = self._answer = self.request = None
+        self._method = self._sizer = self._answer = self.request = self.said = None
         self._spliced = SplicedText(self.tokens) if self.images else None
         self.images = ()
         self.discard_state()

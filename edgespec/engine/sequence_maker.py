@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import abc
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
 from edgespec.engine.answer import Answer
@@ -97,13 +98,22 @@ class SequenceMaker:
             )
         return tokens
 
-    def for_prompt(self, prompt: list[int], config: GenerationConfig, raw: bool) -> Sequence:
-        """The sequence of a prompt that was `encoded`."""
+    def for_prompt(
+        self, prompt: list[int], config: GenerationConfig, raw: bool, owner: Hashable = None
+    ) -> Sequence:
+        """The sequence of a prompt that was `encoded`.
+
+        Args:
+            owner: as of a `Request`.
+        """
         seed = secrets.randbits(32) if config.seed is None else config.seed
         images = self._images_in(prompt)
         text = SplicedText(prompt) if images else prompt
         plan = self.planner.plan(self.encoder, text, config, raw=raw)
-        method, sizer = self._speculator.method(config, seed, plan.constraint, len(text))
+        earlier = self._speculator.earlier
+        source = None if earlier is None else earlier.source(owner, text)
+        own = () if source is None else (source,)
+        method, sizer = self._speculator.method(config, seed, plan.constraint, len(text), own)
         generation = Generation(
             prompt_tokens=len(prompt),
             seed=seed if config.draws else 0,
@@ -117,7 +127,7 @@ class SequenceMaker:
         room = self._context - len(prompt)
         answer = Answer(len(prompt), room, config, generation, self._target.model.vocabulary, plan)
         end = len(prompt) + answer.most
-        return Sequence(list(prompt), method, end, sizer, answer, images=images)
+        return Sequence(list(prompt), method, end, sizer, answer, images=images, said=source)
 
     def _images_in(self, prompt: abc.Sequence[int]) -> abc.Sequence[PlacedImage]:
         """The images in a prompt.
@@ -138,7 +148,7 @@ class SequenceMaker:
             text = scored_text(self.encoder, prompt, request.continuation)
             prompt, first = text.tokens, text.first
         tokens = self.encoded(prompt, request.config, request.raw)
-        sequence = self.for_prompt(tokens, request.config, request.raw)
+        sequence = self.for_prompt(tokens, request.config, request.raw, request.owner)
         sequence.request = request
         if request.on_accept is not None:
             sequence.answer.on_accept = request.on_accept

@@ -340,8 +340,8 @@ class PassTree:
         tokens: the text of each node; the first is the root, the last token before the pass.
         parents: the index of each node's parent; -1 for the root.
         chances: the drafter's chance of each node, given its parent; 1 for the root.
-        sources: who proposed each node: "model", "text", "recycled", "files", "both" or "grammar"; "" for the
-            root.
+        sources: who proposed each node: "model", "text", "recycled", "files", "answers", "both" or
+            "grammar"; "" for the root.
         path: the nodes that were accepted, the root included.
         bonus: the text of the token that the target chose after them.
     """

@@ -38,6 +38,7 @@ class LoadArguments(TypedDict, total=False):
     draft: str | os.PathLike[str]
     drafter: str | None
     draft_from: str | os.PathLike[str] | None
+    reuse_answers: bool
     draft_window: int | None
     learn: bool
     tree: str

@@ -59,6 +59,7 @@ from edgespec.profiles.store import ImageProfile, ProfileKeys, image_key
 from edgespec.profiles.updates import ProfileUpdates
 from edgespec.progress import Progress, no_progress
 from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.sources.answers import Answers
 from edgespec.text.encoding import Encoder
 from edgespec.text.template import ChatTemplate
 
@@ -170,6 +171,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         policy=policy,
         costs=pair_costs(target, drafter, limits, keys, state),
         answers=plan.sequences.sequences or 1,
+        earlier=Answers() if config.speculation.drafts_from_answers else None,
     )
     return Engine(
         target,

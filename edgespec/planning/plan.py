@@ -56,6 +56,7 @@ from edgespec.planning.pass_costs import expected_prefill, passes_of
 from edgespec.profiles.store import ProfileStore
 from edgespec.speculation.growth import usual_limits
 from edgespec.speculation.policies import policy_shape
+from edgespec.speculation.sources.answers import ANSWERS_BYTES
 from edgespec.speculation.tree import MAX_LEAVES
 from edgespec.text.grammar.limits import index_bytes
 
@@ -376,8 +377,10 @@ class Planner:
 
     @property
     def _indexing(self) -> int:
-        """Bytes of the index of texts to draft from, and of what is kept for requests and their grammars."""
-        texts = 0 if self.config.speculation.draft_from is None else MAKING_BYTES
+        """Bytes of the indexes of texts and answers to draft from, and of requests and their grammars."""
+        speculation = self.config.speculation
+        texts = 0 if speculation.draft_from is None else MAKING_BYTES
+        texts += ANSWERS_BYTES if speculation.drafts_from_answers else 0
         if self.config.batching.parallel is None:  # requests have grammars, and a call seldom has
             return texts
         return texts + index_bytes(self.target.headers[0].n_vocab) + _REQUESTS_BYTES

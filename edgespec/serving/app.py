@@ -27,6 +27,7 @@ from edgespec.models.gguf.embedding import no_embeddings
 from edgespec.serving.anthropic.endpoints import MessagesEndpoint
 from edgespec.serving.completion_handler import CompletionHandler
 from edgespec.serving.embeddings import EmbeddingHandler
+from edgespec.serving.keys import keys_in
 from edgespec.serving.model_worker import ModelWorker
 from edgespec.serving.ollama.embeddings import OllamaEmbed, OllamaEmbeddings
 from edgespec.serving.ollama.endpoints import OllamaEndpoint, failure
@@ -41,7 +42,6 @@ _OLLAMA = "/api/"
 _UNSUPPORTED = ("pull", "push", "create", "copy", "delete", "blobs/{digest:path}")
 
 _ANY = ("GET", "POST", "PUT", "DELETE")
-_KEY_HEADERS = (b"authorization", b"x-api-key", b"api-key")
 
 
 class Application:
@@ -233,7 +233,7 @@ class _RequireKey:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in ("/health", PAGE):
             # Clients may send several, such as one of another service in x-api-key.
-            given = [_key_in(value) for name, value in scope["headers"] if name in _KEY_HEADERS]
+            given = keys_in(scope)
             if not any(hmac.compare_digest(key, self._key) for key in given):
                 text = "The API key is invalid." if any(given) else "The API key is missing."
                 text += " Send it in the header 'Authorization: Bearer KEY', in x-api-key or in api-key."
@@ -241,12 +241,6 @@ class _RequireKey:
                 await refusal.response(_failure_at(scope["path"], refusal))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
-
-
-def _key_in(value: bytes) -> bytes:
-    """The key in a header, with or without a scheme (RFC 9110: in any case, and followed by blanks)."""
-    scheme, _, rest = value.strip().partition(b" ")
-    return rest.strip() if scheme.lower() == b"bearer" else value.strip()
 
 
 class _NoSuchRoute:

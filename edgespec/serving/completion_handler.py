@@ -30,6 +30,7 @@ from edgespec.images.reader import UnreadImage, without_reading
 from edgespec.images.rows import PlacedImage
 from edgespec.progress import checked_while_waiting
 from edgespec.serving.engine_worker import EngineWorker, PendingAnswer, PrefillProgress, chunks_of
+from edgespec.serving.keys import owner_of
 from edgespec.serving.model_worker import QueueSlot
 from edgespec.serving.prompts import echoed_prompts, encoded_prompts
 from edgespec.serving.request_bodies import RequestBody, parse
@@ -54,6 +55,7 @@ class _Exchange:
         context: what the endpoint needs to build the response.
         begun: the answer that is continued, if the prompt ends with the tokens that the model wrote.
         images: those in the prompts, which the engine knows for as long as they are held.
+        owner: who asks.
     """
 
     request: CompletionRequest
@@ -64,6 +66,7 @@ class _Exchange:
     context: Any = None
     begun: WrittenAnswer | None = None
     images: Sequence[PlacedImage] = ()
+    owner: bytes = b""
     answers: list[Generation] = field(default_factory=list)
     _done: dict[int, Generation] = field(default_factory=dict, init=False)
 
@@ -131,6 +134,7 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
                 return
             assert slot is not None
             exchange.answers = answers
+            exchange.owner = owner_of(sender.http.scope)
             n_tokens = sum(map(len, exchange.prompts))
             self.worker.metrics.prompt_accepted(n_tokens)
             sender.warnings = exchange.request.warnings
@@ -260,6 +264,7 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
                 raw=exchange.raw,
                 traced=traced,
                 scored_from=0 if request.scores_prompts else None,
+                owner=exchange.owner,
             )
             for tokens in exchange.prompts
             for n in range(request.answers)

@@ -49,7 +49,7 @@ class PendingAnswer(Pending[Chunk | PrefillProgress]):
         traced: its chunks show the trees of its passes.
         said_something: whether its answer has begun.
         raw: the answer continues a text, so nothing in it is a thought or a tool call.
-        scored_from: as of a `Request`.
+        scored_from, owner: as of a `Request`.
         read_from: when its prompt began to be read, by the monotonic clock; 0 before.
         progress_at: when the client was last told how far that has come.
     """
@@ -59,6 +59,7 @@ class PendingAnswer(Pending[Chunk | PrefillProgress]):
     raw: bool = True
     traced: bool = False
     scored_from: int | None = None
+    owner: bytes = b""
     request: Request = field(init=False)
     said_something: bool = False
     read_from: float = 0.0
@@ -73,6 +74,7 @@ class PendingAnswer(Pending[Chunk | PrefillProgress]):
             traced=self.traced,
             on_prefill=partial(_tell_progress, this),
             scored_from=self.scored_from,
+            owner=self.owner,
         )
 
     def cancel(self) -> None:

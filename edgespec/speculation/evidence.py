@@ -24,11 +24,13 @@ class CandidateSource(IntEnum):
         TEXT: earlier occurrences of the last tokens in the prompt and the conversation.
         RECYCLED: what the target found likely after the same tokens in an earlier pass.
         FILES: occurrences of the last tokens in a person's own files.
+        ANSWERS: occurrences of the last tokens in other answers of the same owner.
     """
 
     TEXT = 0
     RECYCLED = 1
     FILES = 2
+    ANSWERS = 3
 
 
 class RecycledFrom(IntEnum):
@@ -100,6 +102,7 @@ def _first_logits() -> FloatArray:
     for source, by_length in (
         (CandidateSource.TEXT, [0.2, 0.4, 0.55, 0.7, 0.8, 0.88, 0.93]),
         (CandidateSource.FILES, [0.05, 0.12, 0.25, 0.4, 0.55, 0.7, 0.8]),
+        (CandidateSource.ANSWERS, [0.05, 0.12, 0.25, 0.4, 0.55, 0.7, 0.8]),
     ):
         chances[source, _FIRST:] = np.outer(by_length, shares).ravel()
     within = np.array([0.01, 0.03, 0.09, 0.24, 0.5, 0.78, 0.95])

@@ -30,6 +30,7 @@ from edgespec.speculation.sampled_trees import (
     sequences,
 )
 from edgespec.speculation.sampling import Sampler, sample_and_match
+from edgespec.speculation.sources.base import Proposer
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree, Law, Verifier
 from edgespec.speculation.verification.lossy import Rollback, TopKGap, Typical
@@ -74,12 +75,14 @@ class RankedDrafting(TreeDrafting):
         expansion: score and stop rule, which may learn from how the sequence continues. The default scores by
             the drafter's own probability and merges in nothing from the sequence, for rules that judge the
             drafter's tokens.
+        own: sources of this answer alone.
     """
 
     ranking: Ranking
     chain: bool = False
     constraint: Constraint | None = None
     expansion: ExpansionPolicy = ExpansionPolicy(merges=False, keeps_ends=True)  # noqa: RUF009 (frozen)
+    own: Sequence[Proposer] = ()
 
     def draft(
         self,
@@ -99,7 +102,7 @@ class RankedDrafting(TreeDrafting):
         if self.chain:
             limits = replace(limits, leaves=1, width=1, branching=1)
         self.ranking.begin(sequence)
-        return DraftRequest(sequence, limits, self.ranking, memory)
+        return DraftRequest(sequence, limits, self.ranking, memory, self.own)
 
     def drafted(self, tree: TokenTree, sequence: Sequence[int]) -> DraftedTree:
         return DraftedTree(tree if self.constraint is None else self.constraint.pruned(tree, sequence))
@@ -210,6 +213,7 @@ def method_for(
     policy: TreePolicy | None = None,
     noise: NoiseCache | None = None,
     adjustments: Adjustments | None = None,
+    own: Sequence[Proposer] = (),
 ) -> DecodingMethod:
     """The method for these settings and this drafter.
 
@@ -221,6 +225,7 @@ def method_for(
             prescribe their drafts themselves, and the policy learns nothing from them.
         noise: kept from other answers; None for a cache of this answer's own.
         adjustments: as for `Sampler`.
+        own: sources of this answer alone, for the rules under which drafts do not change the text.
 
     Raises:
         UsageError: the rule needs tokens sampled from a distribution, and the drafter has none; or it
@@ -234,7 +239,7 @@ def method_for(
             ranking = AdjustedRanking(ranking, sampler.adjustments)
         if constraint is not None:
             ranking = ConstrainedRanking(ranking, constraint)
-        drafting = RankedDrafting(ranking, constraint=constraint, expansion=expansion)
+        drafting = RankedDrafting(ranking, constraint=constraint, expansion=expansion, own=own)
         return SamplingMethod(rule, drafting, sampler, constraint)
 
     if rule.name == "specexec":

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.requests import Event
+from edgespec.engine.requests import Event, Request
+from edgespec.engine.sequence import Sequence
+from edgespec.engine.sequence_maker import SequenceMaker
 from tests.serving import CHAT, RESPONSE, TEXT, Running, end_of, load, serving, started
 from tests.tiny import write_tiny
 from tests.waiting import PATIENCE_S, wait_until
@@ -231,6 +233,24 @@ def test_keys_as_clients_send_them(guarded: Running, status: int, fields: list[s
     for path in ("/v1/models", "//models/"):
         ((found, _),) = exchange(guarded, head(*fields, CLOSE, line=f"GET {path} HTTP/1.1"))
         assert found == status
+
+
+def test_answers_belong_to_the_key_that_asked(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where the server asks for none: a proxy in front of it may."""
+    owners = []
+    begin = SequenceMaker.for_request
+
+    def noted(self: SequenceMaker, request: Request) -> Sequence:
+        owners.append(request.owner)
+        return begin(self, request)
+
+    monkeypatch.setattr(SequenceMaker, "for_request", noted)
+    for fields in (["x-api-key: one"], ["Authorization: Bearer one"], ["x-api-key: two"], []):
+        length = f"Content-Length: {len(BODY)}"
+        ((status, _),) = exchange(server, head(*fields, length, CLOSE) + BODY)
+        assert status == 200
+    assert owners[0] == owners[1]
+    assert len(set(owners)) == 3
 
 
 # Bugs

@@ -13,12 +13,14 @@ from edgespec.cli.main import main
 from edgespec.costs.yields import TreeYields
 from edgespec.drafters.folder_index import open_corpus
 from edgespec.engine.engine import Engine
+from edgespec.engine.requests import Request
 from edgespec.errors import UsageError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.generation.config import GenerationConfig
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import no_progress
 from edgespec.speculation.drafters.proposing import ProposingDrafter
+from edgespec.speculation.policies import tree_policy
 from edgespec.speculation.sources.base import Proposer
 from edgespec.speculation.sources.corpus import FileSource
 from edgespec.speculation.sources.recycling import RecycledSource
@@ -112,6 +114,28 @@ def test_an_answer_that_was_given_before_is_forgotten_if_asked(engine: Engine) -
     again = len(engine.generate(PROMPT, CONFIGS[0]).passes)
     engine.forget_texts()
     assert len(engine.generate(PROMPT, CONFIGS[0]).passes) == first > again
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_earlier_answers_are_drafted_from_for_their_owner_alone(
+    engine: Engine, config: GenerationConfig
+) -> None:
+    """An owner's second answer takes fewer passes; another owner's takes as many as the first of all."""
+    engine.drafter = ProposingDrafter([TextSource()])
+    with edgespec.load(engine.target.model.path, draft="none", exact=True, context=256) as plain:
+        expected = plain.generate(PROMPT, config).tokens
+    engine.forget_texts()
+    passes = []
+    for owner, limit in (("a", 48), ("b", 48), ("a", 48), ("c", 16), ("c", 48)):
+        engine.speculator.policy = tree_policy()  # what is learned of sources is everybody's
+        request = Request(PROMPT, config.with_(max_tokens=limit), owner=owner)
+        last = [event.chunk for event in engine.stream_many([request])][-1]
+        assert last is not None
+        assert last.generation is not None
+        assert last.generation.tokens == expected[:limit]
+        passes.append(len(last.generation.passes))
+    first, other, again, _, behind_part = passes
+    assert first == other > behind_part >= again
 
 
 def test_a_benchmark_that_repeats_its_questions_forgets_them(engine: Engine) -> None:

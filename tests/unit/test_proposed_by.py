@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edgespec.speculation.drafters.candidates import Expansions
 from edgespec.speculation.drafters.proposing import ProposingDrafter
-from edgespec.speculation.evidence import NOTHING
+from edgespec.speculation.evidence import NOTHING, CandidateSource
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.ranking import ProbabilityRanking
 from edgespec.speculation.sources.text import TextSource
@@ -24,7 +24,9 @@ def frontier(node: int, token: int, parent: int, depth: int) -> Frontier:
 def children(*candidates: tuple[int, float, int, int]) -> Children:
     """Candidates of one node: token, log-probability by the model, evidence in the text and by recycling."""
     tokens, logprobs, *evidence = zip(*candidates, strict=True)
-    found = np.array([*evidence, [NOTHING] * len(tokens)], dtype=np.int8).T[None]
+    found = np.array([*evidence, *[[NOTHING] * len(tokens)] * (len(CandidateSource) - 2)], dtype=np.int8).T[
+        None
+    ]
     return Children(np.array([tokens], dtype=np.int32), np.array([logprobs], dtype=np.float32), found)
 
 

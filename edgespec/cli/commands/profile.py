@@ -31,6 +31,7 @@ _LEFT_OUT = (
     "prompt_cache",
     "prompt_cache_size",
     "draft_from",
+    "reuse_answers",
     "draft_window",
     "learn",
 )

@@ -13,9 +13,9 @@ from edgespec.speculation.sources.base import JoinedProposals, Proposer, proposa
 from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree
 
-ProposedBy = Literal["model", "text", "recycled", "files", "both", "grammar"]
-"""A model, the sequence so far, an earlier pass of the target, files, a model and one of these, or the form
-of the answer where it permits one text only."""
+ProposedBy = Literal["model", "text", "recycled", "files", "answers", "both", "grammar"]
+"""A model, the sequence so far, an earlier pass of the target, files, earlier answers, a model and one of
+these, or the form of the answer where it permits one text only."""
 
 
 @dataclass(eq=False)
@@ -38,18 +38,24 @@ class DraftRequest:
         limits: of this tree. Where trees grow together, only depth, branching, end tokens and the tree policy
             are its own.
         ranking: how candidates are ranked.
+        own: sources of this sequence alone, which join those of a drafter that has any.
     """
 
     sequence: Sequence[int]
     limits: TreeLimits
     ranking: Ranking
     memory: DraftMemory | None = None
+    own: Sequence[Proposer] = ()
 
     def proposals(self, proposers: Sequence[Proposer]) -> JoinedProposals | None:
         """The proposals of sources for the tree; None if there are none, or its policy merges none."""
         if not proposers or not self.limits.expansion.merges:
             return None
-        return proposals_of(proposers, self.sequence, self.limits.depth)
+        return self.all_proposals(proposers)
+
+    def all_proposals(self, proposers: Sequence[Proposer]) -> JoinedProposals:
+        """The proposals of sources for the tree, whatever its policy."""
+        return proposals_of([*proposers, *self.own], self.sequence, self.limits.depth)
 
 
 class Drafter(Protocol):

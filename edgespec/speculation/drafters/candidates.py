@@ -16,6 +16,7 @@ from edgespec.speculation.tree import FloatArray, TokenTree
 _NAMES: Mapping[CandidateSource, ProposedBy] = {
     CandidateSource.TEXT: "text",
     CandidateSource.FILES: "files",
+    CandidateSource.ANSWERS: "answers",
     CandidateSource.RECYCLED: "recycled",
 }
 

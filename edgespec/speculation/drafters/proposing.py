@@ -8,7 +8,7 @@ from edgespec.speculation.drafters.base import DraftRequest, ProposedBy
 from edgespec.speculation.drafters.candidates import TreeCandidates
 from edgespec.speculation.drafters.merging import MergingDrafter
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
-from edgespec.speculation.sources.base import Proposer, proposals_of
+from edgespec.speculation.sources.base import Proposer
 from edgespec.speculation.sources.recycling import RecycledSource
 from edgespec.speculation.sources.text import TextSource
 from edgespec.speculation.tree import TokenTree
@@ -34,7 +34,7 @@ class ProposingDrafter(MergingDrafter):
                 request.sequence,
                 request.limits,
                 request.ranking,
-                proposals_of(self._proposers, request.sequence, request.limits.depth),
+                request.all_proposals(self._proposers),
             )
             for request in requests
         ]

@@ -12,6 +12,8 @@ _MAX_COUNTED = 64  # states that a token's occurrences are counted in
 class SuffixAutomaton:
     """The substrings of a sequence that grows token by token (Blumer et al. 1985).
 
+    It may hold several strings: no substring reaches from one into another.
+
     A state stands for the substrings that end at the same places. Its longest one has `length` tokens; `link`
     leads to the state of the longest suffix that also ends elsewhere. There are at most two states a token,
     and a token takes constant time on average.
@@ -30,8 +32,13 @@ class SuffixAutomaton:
         self._last = _ROOT
 
     def __len__(self) -> int:
-        """Tokens of the sequence, since it was divided."""
+        """Tokens of the string that is being extended."""
         return self._length[self._last]
+
+    @property
+    def last(self) -> int:
+        """The state of the whole string that is being extended."""
+        return self._last
 
     @property
     def states(self) -> int:
@@ -66,9 +73,9 @@ class SuffixAutomaton:
             self._count[state] += 1
             state = self._link[state]
 
-    def divide(self) -> None:
-        """Let no substring reach from the tokens so far to those that follow."""
-        self._last = _ROOT
+    def resume(self, last: int | None = None) -> None:
+        """Begin another string, or go on with the one whose last state this was."""
+        self._last = _ROOT if last is None else last
 
     def end(self) -> tuple[int, int]:
         """The state of the longest suffix of the sequence that also occurs earlier, and its length."""

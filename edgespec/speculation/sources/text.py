@@ -23,11 +23,15 @@ _MAX_TOKENS = 1 << 17  # of sequences that are indexed at a time, if there is mo
 
 
 class Continuations(Proposals):
-    """The continuations of earlier occurrences of the end of each path."""
+    """The continuations of earlier occurrences of the end of each path.
 
-    def __init__(self, automaton: SuffixAutomaton) -> None:
+    Args:
+        root: the state of the sequence's longest suffix that occurs, and its length.
+    """
+
+    def __init__(self, automaton: SuffixAutomaton, root: tuple[int, int]) -> None:
         self._automaton = automaton
-        self._states: dict[int, tuple[int, int]] = {0: automaton.end()}  # node -> state and tokens matched
+        self._states = {0: root}  # node -> state and tokens matched
 
     def below(self, frontier: Frontier) -> list[Candidates]:
         steps = zip(frontier.nodes.tolist(), frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
@@ -95,7 +99,8 @@ class TextSource(Proposer):
     def propose(self, sequence: Sequence[int], depth: int) -> Continuations:
         """Propose what followed earlier occurrences of the sequence's last tokens."""
         del depth  # the search asks no further than it may go
-        return Continuations(self._index_of(list(sequence), seams_of(sequence)))
+        index = self._index_of(list(sequence), seams_of(sequence))
+        return Continuations(index, index.end())
 
     def forget(self) -> None:
         self._indexes.clear()
@@ -116,7 +121,7 @@ class TextSource(Proposer):
         automaton = known.automaton
         for position in range(len(known.tokens), len(sequence)):
             if position in seams:
-                automaton.divide()
+                automaton.resume()
             automaton.extend(sequence[position])
         self._numbered += 1
         self._indexes[self._numbered] = _Index(sequence, seams, automaton)
