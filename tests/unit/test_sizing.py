@@ -413,6 +413,16 @@ def test_large_trees_teach_nothing_wrong_about_small_ones() -> None:
     assert cost.slope > (6.0 - 1.3) / 128
 
 
+def test_the_first_large_pass_shows_most_of_what_its_rows_cost() -> None:
+    """A streamed answer may end after six passes, so its sizes cannot wait for many of them."""
+    cost = OnlineCostCurve(Curve.through([(1, 2.2), (16, 2.2), (64, 2.25)]), 88)
+    cost.add(88, 3.6)
+    assert cost.slope is not None
+    assert cost.slope > 0.5 * (3.6 - 2.2) / (88 - 16)
+    cost.add(88, 3.6)
+    assert cost.free < 66
+
+
 @pytest.mark.parametrize("passes", [60, 300, 1000])
 @pytest.mark.parametrize("right", [0.0, 0.1])
 def test_trying_a_useless_drafter_costs_little_however_short_the_answer(passes: int, right: float) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
+from collections import Counter
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import even_draft_seconds
 from edgespec.generation.result import PassRecord
 
-_CORRECTION = 0.2  # how far one pass moves the curve
+_CORRECTION = 0.2  # how far a pass or a draft moves an estimate, in the long run
+_FIRST_CORRECTION = 0.5  # how far the first pass of a size moves the curve, then a third, and so on
 _FADE = 0.98  # weight of the past in the line, per pass
 _ALL_HIDDEN = 0.9  # share of a draft from which it counts as hidden as a whole
 _MORE = 1.2  # how much more than that is believed to be hidden
@@ -30,6 +32,7 @@ class OnlineCostCurve:
     def __init__(self, curve: Curve, most: int) -> None:
         self._curve = curve.reaching(most)
         self._most = most
+        self._passes: Counter[int] = Counter()  # by the number of bits of their nodes
 
     @property
     def free(self) -> int:
@@ -52,8 +55,12 @@ class OnlineCostCurve:
 
     def add(self, nodes: int, seconds: float) -> None:
         """Learn from a pass."""
+        # Streamed answers have few passes, and the first shows whether the disk hides what so many rows cost.
+        size = nodes.bit_length()
+        rate = max(1 / (1 / _FIRST_CORRECTION + self._passes[size]), _CORRECTION)
+        self._passes[size] += 1
         # A pass that another program disturbed says little.
-        self._curve = self._curve.moved(nodes, min(seconds, 2 * self._curve.at(nodes)), _CORRECTION)
+        self._curve = self._curve.moved(nodes, min(seconds, 2 * self._curve.at(nodes)), rate)
 
 
 class DecayedLinearFit:
