@@ -317,7 +317,7 @@ def try_kernels(environment: Environment) -> None:
     """Compute with the build once, in a process of its own: a compiler may have got it wrong."""
     environment.progress.say("llama.cpp: trying its kernels")
     tried = subprocess.run(
-        [str(environment.python), "-m", "edgespec.doctor.kernels_check"],
+        [str(environment.python), "-m", "edgespec.doctor.kernels"],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,8 +15,7 @@ from edgespec.machine.disks import Disk, disk_of
 from edgespec.machine.probe import Machine, probe
 from edgespec.models.gguf.footprint import cells_for
 from edgespec.prebuilt import misfit
-from edgespec.processes.children import find_program
-from edgespec.profiles.store import ProfileStore, machine_identity
+from edgespec.profiles.store import ProfileStore
 from edgespec.progress import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -35,8 +33,6 @@ class ModelFacts:
         path: its first file; None if it is only on the Hub.
         described: see planning.report.summary.describe.
         drafter, drafter_reason: what `--draft auto` would take; empty if there is nothing.
-        profiled: it has a full profile on this machine.
-        approximate: why its figures are approximate; empty if they are those of its file.
     """
 
     name: str
@@ -44,8 +40,6 @@ class ModelFacts:
     described: dict[str, Any]
     drafter: str = ""
     drafter_reason: str = ""
-    profiled: bool = False
-    approximate: str = ""
 
     @property
     def memory(self) -> dict[str, Any]:
@@ -67,10 +61,8 @@ class Facts:
         devices: graphics cards and others that the build can give layers to.
         wheel_misfit: the reason why an installed wheel of llama.cpp's libraries is not used; empty if it is.
         no_streaming: why weights cannot be streamed here; empty if they can.
-        head_fault: the reason why draft heads cannot be used here; empty if they can.
         speed: bytes per second read from `speed_file`; None if not measured.
         settings_problem, model_problem: the error of the configuration file or the model.
-        compiler: whether there is a C and a C++ compiler.
     """
 
     machine: Machine
@@ -81,23 +73,17 @@ class Facts:
     kernels: KernelFacts = field(default_factory=KernelFacts)
     devices: tuple[DeviceCheck, ...] = ()
     no_streaming: str = ""
-    head_fault: str = ""
     speed: float | None = None
     speed_file: Path | None = None
     model: ModelFacts | None = None
     model_problem: EdgeSpecError | None = None
     settings_problem: EdgeSpecError | None = None
-    compiler: bool = True
-    offline: bool = False
-    token: bool = False
-    endpoint: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields for scripts, without the problems."""
         from edgespec.version import __version__
 
         model = self.model
-        drafts_with_heads = self.build is not None and not self.head_fault
         return {
             "edgespec": __version__,
             "python": platform.python_version(),
@@ -108,20 +94,13 @@ class Facts:
             "kernels": self.kernels.to_json(),
             "devices": [device.to_json() for device in self.devices],
             "streams": self.build is not None and not self.no_streaming,
-            "heads": drafts_with_heads,
-            "block_heads": drafts_with_heads,
-            "mtp": drafts_with_heads,
-            "assistants": drafts_with_heads,
             "read_bytes_per_second": self.speed,
             "read_file": str(self.speed_file) if self.speed_file else None,
-            "compiler": self.compiler,
-            "hub": {"endpoint": self.endpoint, "offline": self.offline, "token": self.token},
             "model": {
                 "name": model.name,
                 "path": str(model.path) if model.path else None,
                 "drafter": model.drafter or None,
                 "drafter_reason": model.drafter_reason or None,
-                "profiled": model.profiled,
                 **model.described,
             }
             if model
@@ -141,10 +120,9 @@ def gather(
 
     on_progress("Looking at this machine", 0.0)
     cache = cache_folder()
-    # First, while this program itself is idle.
     machine = probe(cache)
     cache_disk = machine.disk
-    hub, store = Hub.from_environment(), ProfileStore()
+    hub, store = Hub.without_token(), ProfileStore()
     build, build_problem, no_streaming = _inspect_build()
     on_progress("Trying the processor's kernels", 0.0)
     kernels = examine_kernels() if build is not None else KernelFacts()
@@ -153,7 +131,7 @@ def gather(
     model_problem: EdgeSpecError | None = None
     if model is not None:
         try:
-            model_facts = _inspect_model(model, store, on_progress)
+            model_facts = _inspect_model(model, on_progress)
         except EdgeSpecError as error:
             model_problem = error
         except OSError as error:
@@ -176,16 +154,11 @@ def gather(
         kernels=kernels,
         devices=devices,
         no_streaming=no_streaming,
-        head_fault=_head_fault() if build is not None else "",
         speed=speed,
         speed_file=file if speed is not None else None,
         model=model_facts,
         model_problem=model_problem,
         settings_problem=settings_problem,
-        compiler=_has_compiler(),
-        offline=hub.offline,
-        token=bool(hub.token),
-        endpoint=hub.endpoint,
     )
 
 
@@ -212,7 +185,7 @@ def _inspect_build() -> tuple[Build | None, str, str]:
     return build, "", ""
 
 
-def _inspect_model(model: str, store: ProfileStore, on_progress: Progress) -> ModelFacts:
+def _inspect_model(model: str, on_progress: Progress) -> ModelFacts:
     from edgespec.models.gguf.layers import ModelFiles
     from edgespec.models.hub.inspection import inspect_model
     from edgespec.planning.drafter import drafter_to_take
@@ -232,17 +205,7 @@ def _inspect_model(model: str, store: ProfileStore, on_progress: Progress) -> Mo
         describe(inspected.headers, memory=memory, approximate=inspected.approximate),
         drafter=str(taken.path) if taken else "",
         drafter_reason=taken.reason if taken else "",
-        profiled=_is_profiled(inspected.headers[0].fingerprint, store),
-        approximate=" ".join(inspected.notes) if inspected.approximate else "",
     )
-
-
-def _is_profiled(fingerprint: str, store: ProfileStore) -> bool:
-    try:
-        known = store.all_passes(**machine_identity(), model=fingerprint)
-    except (ImportError, OSError, RuntimeError, AttributeError):
-        return False  # without llama.cpp it cannot have been measured
-    return any(not profile.quick for profile in known)
 
 
 def _largest_here(hub: Hub) -> Path | None:
@@ -261,19 +224,3 @@ def _size(file: Path) -> int:
         return file.stat().st_size
     except OSError:
         return 0
-
-
-def _head_fault() -> str:
-    from edgespec.heads.head_vetting import support_fault
-
-    return support_fault()
-
-
-def _has_compiler() -> bool:
-    """True if compilers with the usual names exist; on Windows they cannot be found by name."""
-    if os.name == "nt":
-        return True
-    c, cxx = os.environ.get("CC", "cc").split()[:1], os.environ.get("CXX", "c++").split()[:1]
-    return any(map(find_program, [*c, "cc", "gcc", "clang"])) and any(
-        map(find_program, [*cxx, "c++", "g++", "clang++"])
-    )

@@ -1,7 +1,11 @@
-"""llama.cpp's kernel layouts on this processor: which are used, why others are not, and their speed."""
+"""llama.cpp's kernel layouts on this processor: which are used, why others are not, and their speed.
+
+`python -m edgespec.doctor.kernels` tries them and prints a line for each; scripts/setup.py ends with this.
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -89,3 +93,21 @@ def examine_kernels() -> KernelFacts:
             )
         )
     return KernelFacts(tuple(layouts), setting)
+
+
+def main() -> int:
+    """Print a line for each layout; returns the exit code: 1 if llama.cpp does not work here at all."""
+    facts = examine_kernels()
+    if facts.error is not None:
+        print(facts.error)
+        return facts.error.exit_code
+    for layout in facts.layouts:
+        if layout.problem:
+            print(f"{layout.name} is not used: {layout.problem}. {layout.remedy}")
+        else:
+            print(f"{layout.name} works{f', {layout.speed_text}' if layout.speed_text else ''}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -26,7 +26,6 @@ _GROUP_FILES = {
     2: (("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file")),
 }
 
-OVERCOMMIT_STRICT = 2
 
 PROCESS_BYTES = 96 << 20
 """The interpreter and its libraries. In another program, memory beyond this is that program's own."""
@@ -43,8 +42,6 @@ class Memory:
         available: what can be used without swapping, within container limits.
         container_limit: the tightest limit of the containers of this process; None without one.
         swap_total, swap_used: swap space.
-        overcommit: Linux's mode: 0 heuristic, 1 always, 2 never; None elsewhere.
-        commit_left: in mode 2, what may still be committed; else None.
         address_space: this process's limit on addresses (ulimit -v); None without one.
     """
 
@@ -53,8 +50,6 @@ class Memory:
     container_limit: int | None = None
     swap_total: int = 0
     swap_used: int = 0
-    overcommit: int | None = None
-    commit_left: int | None = None
     address_space: int | None = None
 
 
@@ -91,16 +86,12 @@ def probe_memory(root: Path = ROOT) -> Memory:
     swap_total, swap_free = rows.get("SwapTotal"), rows.get("SwapFree")
     if swap_total is None or swap_free is None:
         swap_total, swap_free = _swap_elsewhere()
-    mode = read_number(root / "proc/sys/vm/overcommit_memory")
-    left = rows.get("CommitLimit", 0) - rows.get("Committed_AS", 0)
     return Memory(
         total=rows.get("MemTotal", int(virtual.total)),
         available=available_memory(root),
         container_limit=min((limit for limit, _ in _limits(root)), default=None),
         swap_total=swap_total,
         swap_used=swap_total - swap_free,
-        overcommit=mode,
-        commit_left=max(left, 0) if mode == OVERCOMMIT_STRICT else None,
         address_space=_address_space(),
     )
 

@@ -11,7 +11,6 @@ from edgespec.machine.cores import Cores, probe_cores, usable_cores
 from edgespec.machine.disks import Disk, disk_of
 from edgespec.machine.gpus import Gpu, probe_gpus
 from edgespec.machine.memory import FreeMemory, Memory, available_memory, peak_rss, probe_memory
-from edgespec.machine.power import Power, busy_share, probe_power
 
 __all__ = ["FreeMemory", "Machine", "available_memory", "disk_of", "peak_rss", "probe", "usable_cores"]
 
@@ -22,15 +21,12 @@ class Machine:
 
     Attributes:
         disk: of the path that was asked for.
-        busy: share of the cores' time that programs used while it was probed; None if unknown.
     """
 
     cores: Cores
     memory: Memory
     disk: Disk
     gpus: tuple[Gpu, ...]
-    power: Power
-    busy: float | None
 
     def to_json(self) -> dict[str, Any]:
         """The record that scripts get."""
@@ -40,7 +36,7 @@ class Machine:
 
 
 def probe(path: Path | None = None, root: Path = ROOT) -> Machine:
-    """Describe this machine. Takes about a quarter of a second, and never fails.
+    """Describe this machine; never fails.
 
     Args:
         path: whose disk to describe; None is the current folder.
@@ -51,6 +47,4 @@ def probe(path: Path | None = None, root: Path = ROOT) -> Machine:
         memory=probe_memory(root),
         disk=disk_of(path or Path(), root),
         gpus=probe_gpus(root),
-        power=probe_power(root),
-        busy=busy_share(),
     )

@@ -19,7 +19,6 @@ from edgespec.machine.cores import FEATURES, probe_cores, usable_cores
 from edgespec.machine.disks import Disk, disk_of, file_system_id
 from edgespec.machine.gpus import Gpu, parse_nvidia_smi, probe_gpus
 from edgespec.machine.memory import available_memory, probe_memory
-from edgespec.machine.power import Power, probe_power
 from edgespec.machine.probe import probe
 from edgespec.measure.throughput import _speed, measure_reading, read_speed
 from edgespec.progress import no_progress
@@ -128,17 +127,9 @@ def test_an_arm_board_with_unlike_cores_has_what_all_can_do(root: Path) -> None:
 
 def test_memory_is_read_from_meminfo(root: Path) -> None:
     write(root, "proc/meminfo", MEMINFO)
-    write(root, "proc/sys/vm/overcommit_memory", 0)
     found = probe_memory(root)
     assert (found.total, found.available) == (24684092 * 1024, 16 << 30)
     assert (found.swap_total, found.swap_used) == (2 << 30, 1 << 30)
-    assert (found.overcommit, found.commit_left) == (0, None)
-
-
-def test_strict_overcommit_says_what_is_left(root: Path) -> None:
-    write(root, "proc/meminfo", MEMINFO)
-    write(root, "proc/sys/vm/overcommit_memory", 2)
-    assert probe_memory(root).commit_left == (14439196 - 4194304) * 1024
 
 
 def test_a_containers_memory_counts_without_what_it_only_caches(root: Path) -> None:
@@ -376,7 +367,7 @@ def test_a_measurement_of_a_disk_reads_on_where_the_last_one_ended(tmp_path: Pat
     assert found.streamed_rate == 0
 
 
-# Graphics and power
+# Graphics
 
 
 def test_graphics_processors_from_their_drivers(root: Path) -> None:
@@ -397,19 +388,6 @@ def test_what_nvidia_smi_prints() -> None:
     ]
 
 
-def test_power_saving_is_told_from_what_only_sounds_like_it(root: Path) -> None:
-    clock = "sys/devices/system/cpu/cpu0/cpufreq"
-    write(root, f"{clock}/scaling_governor", "powersave")
-    write(root, f"{clock}/scaling_driver", "intel_pstate")
-    write(root, "proc/acpi/button/lid/LID0/state", "state:      closed")
-    found = probe_power(root)
-    assert (found.governor, found.lid_closed, found.saving) == ("powersave", True, "")
-    write(root, f"{clock}/scaling_driver", "acpi-cpufreq")
-    assert probe_power(root).saving == "the processor's governor is powersave"
-    write(root, "sys/firmware/acpi/platform_profile", "low-power")
-    assert probe_power(root).saving == "the power profile is low-power"
-
-
 # All of it
 
 
@@ -419,7 +397,6 @@ def test_a_machine_that_tells_nothing(root: Path) -> None:
     assert found.cores.usable >= 1
     assert found.memory.total > 0
     assert found.gpus == ()
-    assert found.power == Power()
 
 
 def test_this_machine_holds_together(tmp_path: Path) -> None:

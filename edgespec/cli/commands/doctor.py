@@ -19,8 +19,8 @@ from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
 
 if TYPE_CHECKING:
+    from edgespec.doctor.checks import Finding
     from edgespec.doctor.facts import Facts
-    from edgespec.doctor.finding import Finding
     from edgespec.llama.build import Build
     from edgespec.machine.disks import Disk
 
@@ -52,9 +52,8 @@ def doctor(
 ) -> None:
     """Find what makes models slow or fail on this machine, and say how to fix it."""
     model = ModelFlag(model_flag).or_argument(model, context)
-    from edgespec.doctor.diagnosis import diagnose
+    from edgespec.doctor.checks import ERROR, diagnose
     from edgespec.doctor.facts import gather
-    from edgespec.doctor.finding import ERROR
 
     problem = settings_problem(context)
     with Terminal(quiet=as_json).working() as progress:
@@ -98,15 +97,6 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
     rows += [
         ("graphics", gpu.name + (f", {readable(gpu.memory)}" if gpu.memory else "")) for gpu in machine.gpus
     ]
-    power = [
-        *([f"battery, {machine.power.charge or 0:.0%}"] if machine.power.on_battery else []),
-        *([machine.power.profile] if machine.power.profile else []),
-        *([f"governor {machine.power.governor}"] if machine.power.governor else []),
-    ]
-    if power:
-        rows.append(("power", ", ".join(power)))
-    if machine.busy is not None:
-        rows.append(("load", f"{machine.busy:.0%} of the processor"))
     if facts.model is not None:
         rows += _model(facts.model.described, facts.model.drafter, facts.model.drafter_reason)
     return [row for row in rows if row[1]]
@@ -123,7 +113,7 @@ def _libraries(build: Build) -> str:
 
 def format_findings(found: Sequence[Finding], width: int | None = None) -> list[str]:
     """Lines about the findings; the worst come last, just above the prompt."""
-    from edgespec.doctor.finding import OK
+    from edgespec.doctor.checks import OK
 
     rows = []
     for finding in reversed(found):
