@@ -34,10 +34,6 @@ class Answers:
         self._older: _Generation = {}
         self._size = 0
 
-    def __len__(self) -> int:
-        """Tokens of the newer generation; an owner counts as some."""
-        return self._size
-
     def source(self, owner: Hashable, prompt: Sequence[int]) -> AnswerSource:
         """The source of one more answer, which the answer itself extends as it grows.
 
