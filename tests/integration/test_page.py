@@ -111,7 +111,7 @@ def test_speculation_is_reported_to_those_who_ask(server: Running) -> None:
     assert max(one["nodes"] for one in passes) > 1  # type: ignore[index]
     for one, tree in zip(passes, trees, strict=True):
         assert len(tree["tokens"]) == len(tree["parents"]) == len(tree["by"]) == one["nodes"]  # type: ignore[index]
-        assert set(tree["by"][1:]) <= {"text", "recycled"}  # nothing else drafts here
+        assert set(tree["by"][1:]) <= {"text", "recycled", "answers"}  # nothing else drafts here
         assert all(tree["parents"][node] in tree["path"] for node in tree["path"][1:])
 
 
