@@ -121,22 +121,15 @@ inline V16 scaled(const Tile & t, V16 sums) {
     return x;
 }
 
-// Of N cells from `cell` on, for all queries of T tiles.
-template <int N, int T> inline void scores_of(const Tile * const * tiles, const float * keys, int64_t cell) {
-    const int64_t size = tiles[0]->k_size;
-    V16 s[T][N];
-    for (int t = 0; t < T; t++)
-        for (int c = 0; c < N; c++) s[t][c] = V16::of(0.0f);
-    for (int64_t i = 0; i < size; i++) {
-        V16 q[T];
-        for (int t = 0; t < T; t++) q[t] = V16::load(tiles[t]->queries_turned + i * LANES);
-        for (int c = 0; c < N; c++) {
-            const V16 key = V16::of(keys[c * size + i]);
-            for (int t = 0; t < T; t++) s[t][c] = fma(key, q[t], s[t][c]);
-        }
+// Of N cells, for all queries.
+template <int N> inline void scores_of(const Tile & t, const float * keys, float * scores) {
+    V16 s[N];
+    for (int c = 0; c < N; c++) s[c] = V16::of(0.0f);
+    for (int64_t i = 0; i < t.k_size; i++) {
+        const V16 q = V16::load(t.queries_turned + i * LANES);
+        for (int c = 0; c < N; c++) s[c] = fma(V16::of(keys[c * t.k_size + i]), q, s[c]);
     }
-    for (int t = 0; t < T; t++)
-        for (int c = 0; c < N; c++) scaled(*tiles[t], s[t][c]).store(tiles[t]->scores + (cell + c) * LANES);
+    for (int c = 0; c < N; c++) scaled(t, s[c]).store(scores + c * LANES);
 }
 
 // Of LANES cells, for N queries.
@@ -150,80 +143,42 @@ template <int N> inline void scores_of_few(const Tile & t, int64_t cell) {
     for (int lane = 0; lane < N; lane++) scaled(t, s[lane]).store(score_at(t, cell, lane));
 }
 
-void score_few(const Tile & t, int64_t block, int64_t cells) {
-    // Scores up to the next multiple of LANES are computed from what was converted before, and never seen.
-    for (int64_t c = 0; c < cells; c += LANES) {
-        for (int64_t i = 0; i < t.k_size; i += LANES)
-            transpose(t.converted + c * t.k_size + i, t.k_size, t.keys_turned + i * LANES, LANES);
-        with_lanes(t, [&](auto n) { scores_of_few<n>(t, block + c); });
+void score_block(const Tile & t, int64_t block, int64_t cells) {
+    if (few(t)) {
+        // Scores up to the next multiple of LANES are computed from what was converted before, and never seen.
+        for (int64_t c = 0; c < cells; c += LANES) {
+            for (int64_t i = 0; i < t.k_size; i += LANES)
+                transpose(t.converted + c * t.k_size + i, t.k_size, t.keys_turned + i * LANES, LANES);
+            with_lanes(t, [&](auto n) { scores_of_few<n>(t, block + c); });
+        }
+        for (int64_t c = block + cells; c < padded_cells(block + cells); c++) {
+            for (int lane = 0; lane < t.lanes; lane++) *score_at(t, c, lane) = NEVER;
+        }
+        return;
     }
-    for (int64_t c = block + cells; c < padded_cells(block + cells); c++) {
-        for (int lane = 0; lane < t.lanes; lane++) *score_at(t, c, lane) = NEVER;
-    }
-}
-
-template <int T> void score_tiles(const Tile * const * tiles, int64_t block, int64_t cells) {
-    const float * keys = tiles[0]->converted;
-    const int64_t size = tiles[0]->k_size;
     int64_t c = 0;
-    for (; c + V16::GROUP <= cells; c += V16::GROUP) scores_of<V16::GROUP, T>(tiles, keys + c * size, block + c);
-    for (; c < cells; c++) scores_of<1, T>(tiles, keys + c * size, block + c);
+    for (; c + V16::GROUP <= cells; c += V16::GROUP)
+        scores_of<V16::GROUP>(t, t.converted + c * t.k_size, t.scores + (block + c) * LANES);
+    for (; c < cells; c++) scores_of<1>(t, t.converted + c * t.k_size, t.scores + (block + c) * LANES);
 }
 
-// Those of some tiles whose rows see a cell of a block, and the last of them apart if it has few queries.
-struct Seeing {
-    const Tile * tiles[COMPANY];
-    int count = 0;
-    const Tile * last_few = nullptr;
-
-    Seeing(const Tile * from, int n, int64_t block) {
-        for (int i = 0; i < n; i++) {
-            if (from[i].seen[block / CELLS] == SEEN_BY_NONE) continue;
-            if (few(from[i])) last_few = from + i;
-            else tiles[count++] = from + i;
-        }
-    }
-    // Calls f with as many tiles as registers serve at once, and their number as a constant.
-    template <typename F> void each(F && f) const {
-        int i = 0;
-        for (; i + V16::TILES <= count; i += V16::TILES) f(tiles + i, std::integral_constant<int, V16::TILES>());
-        for (; i < count; i++) f(tiles + i, std::integral_constant<int, 1>());
-    }
-};
-
-void hide(const Tile & t, int64_t block, int64_t end) {
-    if (t.seen[block / CELLS] != SEEN_BY_SOME) return;
-    for (int lane = 0; lane < t.lanes; lane++) {
-        const uint16_t * mask = mask_of(t, lane);
-        float * score = score_at(t, block, lane);
-        for (int64_t c = block; c < end; c++, score += score_stride(t)) {
-            if (mask[c] == HALF_NEVER) *score = NEVER;
-            else if (mask[c]) *score += half(mask[c]);
-        }
-    }
-}
-
-// Has the values of a block fetched while the one before it is worked on.
-inline void fetch(const char * from, size_t stride, int64_t cells, int64_t bytes) {
-    for (int64_t c = 0; c < cells; c++)
-        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + c * stride + i);
-}
-inline int64_t bytes_of(int64_t size, bool quantized) { return quantized ? size / 32 * 34 : size * 2; }
-inline int64_t cells_from(const Tile & t, int64_t block) { return t.n_cells - block < CELLS ? t.n_cells - block : CELLS; }
-
-void score(const Tile * tiles, int n, int64_t cell0, int64_t cell1) {
-    const Tile & t = *tiles;
+void score(const Tile & t, int64_t cell0, int64_t cell1) {
     for (int64_t block = cell0; block < cell1; block += CELLS) {
-        const int64_t cells = cells_from(t, block), next = block + CELLS;
-        for (int i = 0; i < n; i++) tiles[i].seen[block / CELLS] = (uint8_t) seen_by(tiles[i], block / CELLS);
-        const Seeing seeing(tiles, n, block);
-        if (!seeing.count && !seeing.last_few) continue;
-        if (next < cell1)
-            fetch(t.keys + next * t.key_cell, t.key_cell, cells_from(t, next), bytes_of(t.k_size, t.quantized_keys));
+        const int64_t end = block + CELLS < t.n_cells ? block + CELLS : t.n_cells, cells = end - block;
+        const Seen seen = seen_by(t, block / CELLS);
+        t.seen[block / CELLS] = (uint8_t) seen;
+        if (seen == SEEN_BY_NONE) continue;
         convert(t.keys + block * t.key_cell, t.key_cell, cells, 0, t.k_size, t.quantized_keys, t.converted);
-        seeing.each([&](auto some, auto count) { score_tiles<count>(some, block, cells); });
-        if (seeing.last_few) score_few(*seeing.last_few, block, cells);
-        for (int i = 0; i < n; i++) hide(tiles[i], block, block + cells);
+        score_block(t, block, cells);
+        if (seen == SEEN_BY_ALL) continue;
+        for (int lane = 0; lane < t.lanes; lane++) {
+            const uint16_t * mask = mask_of(t, lane);
+            float * score = score_at(t, block, lane);
+            for (int64_t c = block; c < end; c++, score += score_stride(t)) {
+                if (mask[c] == HALF_NEVER) *score = NEVER;
+                else if (mask[c]) *score += half(mask[c]);
+            }
+        }
     }
 }
 
@@ -303,54 +258,42 @@ void soften(const Tile & t) {
     total.store(t.totals);
 }
 
-// Adds N values from `value` on of some cells, weighted, to the sums of T tiles.
-template <int N, int T> inline void add_values(const Tile * const * tiles, const float * values, int64_t stride,
-                                               int64_t value, int64_t cell0, int64_t cells) {
-    V16 s[T][N];
-    for (int t = 0; t < T; t++)
-        for (int i = 0; i < N; i++) s[t][i] = V16::load(tiles[t]->sums + (value + i) * LANES);
+template <int N> inline void add_values(const Tile & t, const float * values, int64_t stride, int64_t value,
+                                        int64_t cell0, int64_t cells) {
+    V16 s[N];
+    for (int i = 0; i < N; i++) s[i] = V16::load(t.sums + (value + i) * LANES);
     for (int64_t c = 0; c < cells; c++) {
-        V16 weights[T];
-        for (int t = 0; t < T; t++) weights[t] = V16::load(tiles[t]->scores + (cell0 + c) * LANES);
-        for (int i = 0; i < N; i++) {
-            const V16 one = V16::of(values[c * stride + i]);
-            for (int t = 0; t < T; t++) s[t][i] = fma(one, weights[t], s[t][i]);
-        }
+        const V16 weight = V16::load(t.scores + (cell0 + c) * LANES);
+        for (int i = 0; i < N; i++) s[i] = fma(V16::of(values[c * stride + i]), weight, s[i]);
     }
-    for (int t = 0; t < T; t++)
-        for (int i = 0; i < N; i++) s[t][i].store(tiles[t]->sums + (value + i) * LANES);
+    for (int i = 0; i < N; i++) s[i].store(t.sums + (value + i) * LANES);
 }
 
-template <int N> inline void sum_few(const Tile & t, int64_t block, int64_t cells, int64_t value0, int64_t value1) {
-    for (int64_t i = value0; i < value1; i += LANES) {
-        V16 s[N];
-        for (int lane = 0; lane < N; lane++) s[lane] = V16::load(t.sums + lane * t.v_size + i);
-        for (int64_t c = block; c < block + cells; c++) {
-            const V16 values = values_at(t.values + c * t.value_cell, i, t.quantized_values);
-            for (int lane = 0; lane < N; lane++) s[lane] = fma(values, V16::of(*score_at(t, c, lane)), s[lane]);
+template <int N> inline void sum_few(const Tile & t, int64_t value0, int64_t value1) {
+    for (int64_t block = 0; block < t.n_cells; block += CELLS) {
+        if (!t.seen[block / CELLS]) continue;
+        const int64_t end = block + CELLS < t.n_cells ? block + CELLS : t.n_cells;
+        for (int64_t i = value0; i < value1; i += LANES) {
+            V16 s[N];
+            for (int lane = 0; lane < N; lane++) s[lane] = V16::load(t.sums + lane * t.v_size + i);
+            for (int64_t c = block; c < end; c++) {
+                const V16 values = values_at(t.values + c * t.value_cell, i, t.quantized_values);
+                for (int lane = 0; lane < N; lane++) s[lane] = fma(values, V16::of(*score_at(t, c, lane)), s[lane]);
+            }
+            for (int lane = 0; lane < N; lane++) s[lane].store(t.sums + lane * t.v_size + i);
         }
-        for (int lane = 0; lane < N; lane++) s[lane].store(t.sums + lane * t.v_size + i);
     }
 }
 
-void sum(const Tile * tiles, int n, int64_t value0, int64_t value1) {
-    const Tile & t = *tiles;
+void sum(const Tile & t, int64_t value0, int64_t value1) {
+    if (few(t)) return with_lanes(t, [&](auto n) { sum_few<n>(t, value0, value1); });
     const int64_t size = value1 - value0;
     for (int64_t block = 0; block < t.n_cells; block += CELLS) {
-        const int64_t cells = cells_from(t, block), next = block + CELLS;
-        const Seeing seeing(tiles, n, block);
-        if (!seeing.count && !seeing.last_few) continue;
-        if (next < t.n_cells)
-            fetch(t.values + next * t.value_cell + bytes_of(value0, t.quantized_values), t.value_cell, cells_from(t, next),
-                  bytes_of(size, t.quantized_values));
-        if (seeing.count)
-            convert(t.values + block * t.value_cell, t.value_cell, cells, value0, size, t.quantized_values, t.converted);
-        seeing.each([&](auto some, auto count) {
-            for (int64_t i = 0; i < size; i += V16::GROUP)
-                add_values<V16::GROUP, count>(some, t.converted + i, size, value0 + i, block, cells);
-        });
-        if (seeing.last_few)
-            with_lanes(*seeing.last_few, [&](auto lanes) { sum_few<lanes>(*seeing.last_few, block, cells, value0, value1); });
+        if (!t.seen[block / CELLS]) continue;
+        const int64_t cells = block + CELLS < t.n_cells ? CELLS : t.n_cells - block;
+        convert(t.values + block * t.value_cell, t.value_cell, cells, value0, size, t.quantized_values, t.converted);
+        for (int64_t i = 0; i < size; i += V16::GROUP)
+            add_values<V16::GROUP>(t, t.converted + i, size, value0 + i, block, cells);
     }
 }
 

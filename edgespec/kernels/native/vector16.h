@@ -17,7 +17,7 @@ namespace {
 #if defined(__AVX512F__)
 struct V16 {
     __m512 v;
-    static constexpr int GROUP = 8, TILES = 2;  // so many of each fit into registers with what they are computed from
+    static constexpr int GROUP = 8;  // that fit into registers together with what they are computed from
     static V16 load(const float * p) { return {_mm512_loadu_ps(p)}; }
     static V16 of(float x) { return {_mm512_set1_ps(x)}; }
     static V16 halves(const uint16_t * p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) p))}; }
@@ -45,7 +45,7 @@ inline V16 scale_by_power(V16 a, V16 power) {
 #elif defined(__AVX2__)
 struct V16 {
     __m256 a, b;
-    static constexpr int GROUP = 4, TILES = 1;
+    static constexpr int GROUP = 4;
     static V16 load(const float * p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
     static V16 of(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
     static V16 halves(const uint16_t * p) {
@@ -80,7 +80,7 @@ inline V16 scale_by_power(V16 a, V16 power) { return {scale_by_power(a.a, power.
 #elif defined(__ARM_NEON)
 struct V16 {
     float32x4_t v[4];
-    static constexpr int GROUP = 4, TILES = 1;
+    static constexpr int GROUP = 4;
     static V16 load(const float * p) { return {{vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}}; }
     static V16 of(float x) { return {{vdupq_n_f32(x), vdupq_n_f32(x), vdupq_n_f32(x), vdupq_n_f32(x)}}; }
     static V16 halves(const uint16_t * p) {
