@@ -161,7 +161,6 @@ def plan_on_paper(memory: int, context: int) -> None:
         stack.enter_context(
             patch.object(DerivedPasses, "curve", lambda _, headers: paper_curve(headers, own))
         )
-        # What attending takes is measured on this machine, which is not the one on paper.
         store = ProfileStore(folder / "profiles")
         drafter = write_hollow(folder / f"{DRAFTER}-q4_k_m.gguf", small)
         for name, shape in {"27b": DENSE_27B, "70b": large}.items():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from edgespec.costs.pass_time import read_seconds
 from edgespec.costs.planned_weights import PlannedWeights
@@ -43,17 +42,6 @@ class PromptTime:
     compute_s: float
     read_s: float
     seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON for scripts."""
-        return {
-            "tokens": self.tokens,
-            "rows": self.rows,
-            "passes": self.passes,
-            "compute_s": round(self.compute_s, 4),
-            "read_s": round(self.read_s, 4),
-            "seconds": round(self.seconds, 4),
-        }
 
 
 def predict_prompt(

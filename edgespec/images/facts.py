@@ -39,8 +39,7 @@ class ProjectorFacts:
         kind: such as "gemma3".
         tokens: of a typical picture, without marks around it; None if they do not follow from the header.
         buffers: bytes that llama.cpp computes such a picture in, and embeddings are handed over in.
-        seconds: that reading it takes: at least, estimated, if nothing was measured; None if there is nothing
-            to estimate it by.
+        seconds: that reading it takes, as measured here; None if it was not.
         measured_tokens: of the image by which `seconds` were measured; None if they were not. They are those
             of that image where the tokens of a typical picture are not known.
         fingerprint: of its header.

@@ -1,6 +1,6 @@
 """Attention over random keys and values, computed by ggml or by EdgeSpec's own kernels.
 
-To be computed only in a process of its own (llama.trials.kernel_worker, or `attempt`), as a kernel may crash.
+To be computed only in a process of its own (llama.trials.kernel_worker), as a kernel may crash.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from edgespec.kernels.setting import instruction_set
 _PAGE = 4096
 _NODES = 8
 _TRIES = 3
-_CPU_S = 120.0
 
 
 @dataclass(frozen=True)

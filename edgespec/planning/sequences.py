@@ -70,7 +70,7 @@ def _possible(
     for sequences in sizes:
         try:
             more = (sequences - 1) * cells.sequence_bytes + noise(answers=sequences) - noise(answers=1)
-            plan = planner.place(with_cells(alone, more), drafter)
+            plan = planner.place(_with_cells(alone, more), drafter)
         except MemoryLimitError:
             break
         sure = plan.holding.needed <= _SURE * plan.holding.budget
@@ -80,7 +80,7 @@ def _possible(
     return possible
 
 
-def with_cells(needs: MemoryNeeds, n_bytes: int) -> MemoryNeeds:
+def _with_cells(needs: MemoryNeeds, n_bytes: int) -> MemoryNeeds:
     """The needs with more bytes beside weights: the target's, but the sum does not depend on that."""
     first, *others = needs.footprints
     return replace(needs, footprints=[replace(first, cache=first.cache + n_bytes), *others])

@@ -99,10 +99,11 @@ def _first_logits() -> FloatArray:
     """(sources, classes) the chances that learning begins with."""
     shares = np.array([0.2, 0.5, 0.75, 0.85, 1.0])
     chances = np.zeros((len(CandidateSource), CLASSES))
+    elsewhere = [0.05, 0.12, 0.25, 0.4, 0.55, 0.7, 0.8]
     for source, by_length in (
         (CandidateSource.TEXT, [0.2, 0.4, 0.55, 0.7, 0.8, 0.88, 0.93]),
-        (CandidateSource.FILES, [0.05, 0.12, 0.25, 0.4, 0.55, 0.7, 0.8]),
-        (CandidateSource.ANSWERS, [0.05, 0.12, 0.25, 0.4, 0.55, 0.7, 0.8]),
+        (CandidateSource.FILES, elsewhere),
+        (CandidateSource.ANSWERS, elsewhere),
     ):
         chances[source, _FIRST:] = np.outer(by_length, shares).ravel()
     within = np.array([0.01, 0.03, 0.09, 0.24, 0.5, 0.78, 0.95])

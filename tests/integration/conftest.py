@@ -21,7 +21,6 @@ MEASURED = (
     "pass-*.json",
     "draft-*.json",
     "products-*.json",
-    "attention-*.json",
     "threads-*.json",
     "disk-*.json",
 )

@@ -16,7 +16,7 @@ from edgespec.progress import no_progress
 def expected(spec: RowSpec, temperature: float) -> float | None:
     """Tokens per second; None if the pair was not measured, or the planner has no model of the row."""
     load = spec.load
-    if spec.place not in ("memory", "stream") or load.memory.experts == "never":
+    if spec.texts or spec.place not in ("memory", "stream") or load.memory.experts == "never":
         return None
     threads = load.devices.threads or default_threads()
     try:
@@ -24,8 +24,6 @@ def expected(spec: RowSpec, temperature: float) -> float | None:
     except EdgeSpecError:
         return None
     if plan.uncertain:
-        return None
-    if spec.texts:
         return None
     if spec.tree == PLAIN:
         return plan.plain.tokens_per_second

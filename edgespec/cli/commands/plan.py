@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from edgespec.cli.screen.plan_tables import embedder_table, plan_table, reposito
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import OPTIONS, Config
+from edgespec.progress import Progress
 
 _PLANNED = {"model", "draft", "draft_window", "memory", "context", "threads", "kv", "lora", "workers"}
 _PLANNED |= {"gpu_layers", "device", "draft_device", "pack", "pack_dir", "temperature"}
@@ -37,28 +38,28 @@ def plan(
     Figures are measured where this machine has run the model, and derived from the speed of its processor
     and disk otherwise. Models on the Hub are not downloaded.
     """
-    loading, config = flag.on(loading, called).with_(mmproj=mmproj), sampling.config()
-    from edgespec.planning.report.model_report import embedder_plan_for, plan_for
-    from edgespec.planning.report.repository import plan_repository, repository_of
-
-    terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
-    name = repository_of(loading.model.name) if loading.model.name else None
-    files = embedder = found = None
-    with terminal.working() as progress:
-        if name is not None:
-            files = plan_repository(name, loading, progress, temperature=config.temperature)
-        if files is None:
-            embedder = embedder_plan_for(loading, progress)
-        if files is None and embedder is None:
-            found = plan_for(loading, progress, temperature=config.temperature)
-    if files is not None:
-        record, text = files.to_json(), repository_table(files)
-    elif embedder is not None:
-        record, text = embedder.to_json(), embedder_table(embedder)
-    else:
-        assert found is not None
-        record, text = found.to_json(), plan_table(found, verbose=output.verbose)
+    loading, temperature = flag.on(loading, called).with_(mmproj=mmproj), sampling.config().temperature
+    with Terminal(quiet=output.quiet, verbose=output.verbose).working() as progress:
+        record, text = _planned(loading, temperature, progress, verbose=output.verbose)
     if output.as_json:
         results().record(record)
     else:
         results().text(text)
+
+
+def _planned(
+    loading: Config, temperature: float, progress: Progress, *, verbose: bool
+) -> tuple[dict[str, Any], str]:
+    """The plan of a repository, an embedding model or a model that writes text, as JSON and as tables."""
+    from edgespec.planning.report.model_report import embedder_plan_for, plan_for
+    from edgespec.planning.report.repository import plan_repository, repository_of
+
+    name = repository_of(loading.model.name) if loading.model.name else None
+    files = None if name is None else plan_repository(name, loading, progress, temperature=temperature)
+    if files is not None:
+        return files.to_json(), repository_table(files)
+    embedder = embedder_plan_for(loading, progress)
+    if embedder is not None:
+        return embedder.to_json(), embedder_table(embedder)
+    found = plan_for(loading, progress, temperature=temperature)
+    return found.to_json(), plan_table(found, verbose=verbose)

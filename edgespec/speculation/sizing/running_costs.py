@@ -16,7 +16,7 @@ from edgespec.costs.pass_time import even_draft_seconds
 from edgespec.generation.result import PassRecord
 
 _CORRECTION = 0.2  # how far a pass or a draft moves an estimate, in the long run
-_FIRST_CORRECTION = 0.5  # how far the first pass of a size moves the curve, then a third, and so on
+_PRIOR_PASSES = 1  # weight of what was measured beforehand, in passes of a size
 _FADE = 0.98  # weight of the past in the line, per pass
 _ALL_HIDDEN = 0.9  # share of a draft from which it counts as hidden as a whole
 _MORE = 1.2  # how much more than that is believed to be hidden
@@ -57,7 +57,7 @@ class OnlineCostCurve:
         """Learn from a pass."""
         # Streamed answers have few passes, and the first shows whether the disk hides what so many rows cost.
         size = nodes.bit_length()
-        rate = max(1 / (1 / _FIRST_CORRECTION + self._passes[size]), _CORRECTION)
+        rate = max(1 / (_PRIOR_PASSES + self._passes[size] + 1), _CORRECTION)
         self._passes[size] += 1
         # A pass that another program disturbed says little.
         self._curve = self._curve.moved(nodes, min(seconds, 2 * self._curve.at(nodes)), rate)

@@ -23,6 +23,8 @@ _LEADING = 4  # tokens of the prompt before an answer: by them its first tokens 
 _LONGEST = 32  # tokens of the sequence that are looked for
 _SHORTEST = 2
 
+_NOTHING = Continuations(SuffixAutomaton(), (0, 0))
+
 _Generation = dict[Hashable, SuffixAutomaton]
 
 
@@ -43,7 +45,7 @@ class Answers:
         return AnswerSource(self, owner, behind_seams(prompt)[-_LEADING:])
 
     def generations(self, owner: Hashable) -> list[SuffixAutomaton]:
-        """What is kept of an owner's answers, the newer one first."""
+        """The automata of an owner's answers, the newer one first."""
         return [kept[owner] for kept in (self._newer, self._older) if owner in kept]
 
     def extend(
@@ -100,7 +102,7 @@ class AnswerSource(Proposer):
         found = [(a, *_followed(a, ending)) for a in self._answers.generations(self._owner)]
         automaton, state, length = max(found, key=lambda each: each[2], default=(None, 0, 0))
         if automaton is None or length < _SHORTEST:
-            return Continuations(SuffixAutomaton(), (0, 0))
+            return _NOTHING
         return Continuations(automaton, (state, length))
 
     def forget(self) -> None:

@@ -74,7 +74,7 @@ class SuffixAutomaton:
             state = self._link[state]
 
     def resume(self, last: int | None = None) -> None:
-        """Begin another string, or go on with the one whose last state this was."""
+        """Extend another string from now on: a new one, or the one whose last state this was."""
         self._last = _ROOT if last is None else last
 
     def end(self) -> tuple[int, int]:
