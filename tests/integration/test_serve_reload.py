@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,10 @@ def test_one_odd_request_ends_no_other(
         engine = load(short_path, 1024)
         begin = engine.maker.for_prompt
 
-        def fragile(prompt: list[int], config: GenerationConfig, raw: bool) -> Sequence:
+        def fragile(prompt: list[int], config: GenerationConfig, raw: bool, owner: Hashable) -> Sequence:
             if config.seed == 13:
                 raise KeyError("odd")
-            return begin(prompt, config, raw)
+            return begin(prompt, config, raw, owner)
 
         monkeypatch.setattr(engine.maker, "for_prompt", fragile)
         return engine
