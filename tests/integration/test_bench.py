@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from platformdirs import user_cache_path
 
-from edgespec.bench.report.share import read_share
 from edgespec.bench.rows.capped import cap_kind
 from edgespec.cli.main import main
 from tests.desk import Desk
@@ -30,10 +29,7 @@ def test_the_default_model_in_memory(
     q4_drafter_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = ["--json", str(tmp_path / "bench.json"), "--html", str(tmp_path / "bench.html")]
-    assert (
-        main(["bench", "--draft", str(q4_drafter_path), "--exact", *SMALL, *files, "--profile-seconds", "3"])
-        == 0
-    )
+    assert main(["bench", "--draft", str(q4_drafter_path), "--exact", *SMALL, *files]) == 0
     out, err = capsys.readouterr()
     assert [line.split("|")[1].strip() for line in out.splitlines()] == [
         "row",
@@ -55,11 +51,7 @@ def test_the_default_model_in_memory(
     assert plain["peak_rss_bytes"] > 100e6
     assert list(document["curves"]["memory"]["passes"]) == ["1", "2", "4", "8", "16", "32", "48", "64"]
     page = (tmp_path / "bench.html").read_text()
-    # What was measured on a busy machine predicts nothing.
-    predicted = [row["predicted_tokens_per_second"] for row in (plain, tree)]
-    assert all(speed is None or speed > 0 for speed in predicted)
-    # The last plot holds predictions against measurements.
-    assert page.count("<svg") == (4 if any(predicted) else 3)
+    assert page.count("<svg") == 3
     assert "in memory, tree 8" in page
 
 
@@ -68,7 +60,7 @@ def test_many_texts_at_once_beside_llama_cpp_itself(
 ) -> None:
     """With a model of two layers; llama.cpp's own program is not looked for outside of the environment."""
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    asked = [str(short_path), "--draft", "none", "--exact", *SMALL, "--profile-seconds", "0"]
+    asked = [str(short_path), "--draft", "none", "--exact", *SMALL]
     assert main(["bench", *asked, "--parallel", "1,3", "--json", str(tmp_path / "bench.json")]) == 0
     out = capsys.readouterr().out
     assert " per seq. " in out
@@ -95,20 +87,13 @@ def test_many_texts_at_once_beside_llama_cpp_itself(
     assert "measured through llama-cpp-python" in rows[theirs]["notes"][0]
 
 
-def test_a_row_that_takes_too_long_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shared = tmp_path / "shared.json"
+def test_a_row_that_takes_too_long_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--draft", "none", "--prompts", "2", "--repetitions", "5", "--max-tokens", "200"]
-    asked += ["--share", str(shared)]
-    assert (
-        main(["bench", *asked, "--row-seconds", "1.5", "--profile-seconds", "0", "-o", "json", "--quiet"])
-        == 0
-    )
+    assert main(["bench", *asked, "--row-seconds", "1.5", "-o", "json", "--quiet"]) == 0
     document = json.loads(capsys.readouterr().out)
     (row,) = document["rows"]
     assert (row["cut"], row["error"]) == (True, None)
     assert 0 < row["tokens"] < 2 * 5 * 200
-    assert read_share(shared)["rows"][0]["tokens_per_second"] == row["tokens_per_second"]
-    assert str(Path.home()) not in shared.read_text()
     assert row["samples"]
     assert document["curves"]["memory"]["passes"]["64"]["s"] > 0
 
@@ -119,7 +104,7 @@ def test_a_synthetic_mixture_by_the_share_of_its_experts_in_memory(
     """Use a tiny model, so that making the mixture takes no time; two of its six layers are a third of it."""
     tiny = write_tiny(tmp_path / "tiny.gguf", "llama", smol_path)
     made = ["--synthesize", "moe:32x2,skew=1,locality=0.2", "--held", "60,40", "--draft", "none"]
-    assert main(["bench", str(tiny), *made, *SMALL, "--profile-seconds", "0", "--json", "-", "--quiet"]) == 0
+    assert main(["bench", str(tiny), *made, *SMALL, "--json", "-", "--quiet"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert any("synthetic mixture of experts" in note for note in document["notes"])
     rows = {row["name"]: row for row in document["rows"]}
@@ -143,7 +128,7 @@ def test_a_synthetic_mixture_by_the_share_of_its_experts_in_memory(
 @pytest.mark.skipif(cap_kind() == "none", reason="takes root, or systemd for the user")
 def test_a_widened_target_within_a_cap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capped = ["--synthesize", "220MiB", "--memory-cap", "340MiB", "--draft", "lookup"]
-    assert main(["bench", *capped, *SMALL, "--profile-seconds", "0", "--json", "-", "--quiet"]) == 0
+    assert main(["bench", *capped, *SMALL, "--json", "-", "--quiet"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     document = json.loads(out)
@@ -199,7 +184,7 @@ def test_a_capped_run_finds_nothing_cached_by_the_run_before(
     program.write_text(_COUNTS_CACHED_PAGES.format(python=sys.executable))
     program.chmod(0o755)
     model = shutil.copy(q4_drafter_path, tmp_path / "model.gguf")  # that nothing else has mapped
-    command = ["bench", str(model), "--draft", "lookup", "--memory-cap", "400MiB", "--profile-seconds", "0"]
+    command = ["bench", str(model), "--draft", "lookup", "--memory-cap", "400MiB"]
     command += ["--compare", f"llama.cpp={program}", "--prompts", "3", "--repetitions", "1"]
     assert main([*command, "--max-tokens", "2", "--tree-budget", "2", "--json", "-", "--quiet"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
@@ -215,7 +200,7 @@ def test_a_row_that_fails_fails_the_bench_but_not_the_other_rows(
     broken = tmp_path / "llama-completion"
     broken.write_text("#!/bin/sh\necho 'out of order' >&2\nexit 3\n")
     broken.chmod(0o755)
-    asked = [str(smol_path), "--draft", "none", *SMALL, "--profile-seconds", "0"]
+    asked = [str(smol_path), "--draft", "none", *SMALL]
     assert main(["bench", *asked, "--compare", f"llama.cpp={tmp_path}", "-o", "jsonl", "--quiet"]) == 1
     out, err = capsys.readouterr()
     good, bad = map(json.loads, out.splitlines())
@@ -226,7 +211,7 @@ def test_a_row_that_fails_fails_the_bench_but_not_the_other_rows(
 
 
 def test_ctrl_c_prints_the_rows_that_are_done(tmp_path: Path) -> None:
-    arguments = ["--draft", "lookup", *SMALL, "--tree-budget", "16", "--profile-seconds", "0"]
+    arguments = ["--draft", "lookup", *SMALL, "--tree-budget", "16"]
     arguments += ["--json", str(tmp_path / "bench.json")]
     process = subprocess.Popen(
         [sys.executable, "-m", "edgespec", "bench", *arguments],

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from edgespec.bench.report import plots
+from edgespec.bench.report.compare import compare_files
 from edgespec.bench.report.document import check_writable, make_document, write_whole
 from edgespec.bench.report.page import make_page
 from edgespec.bench.report.row_tables import format_rows
@@ -23,7 +24,7 @@ from edgespec.bench.rows.figures import (
     spread,
 )
 from edgespec.bench.rows.runner import BenchMeasurements
-from edgespec.errors import BackendError, OutputError
+from edgespec.errors import BackendError, OutputError, UsageError
 
 ROWS = [
     Row(
@@ -52,7 +53,6 @@ ROWS = [
         16,
         marks=("widened",),
         **spread([4.0]),
-        predicted_tokens_per_second=5.0,
         tokens_per_pass=4.0,
         nodes_per_pass=15.5,
         round_s=1.0,
@@ -101,7 +101,6 @@ def test_markdown() -> None:
     assert lines[0].split("|")[1:-1] == [
         f" {'row':<30} ",
         f" {'tokens/s':>16} ",
-        " predicted ",
         " tokens ",
         " nodes ",
         " pass s ",
@@ -114,7 +113,7 @@ def test_markdown() -> None:
     assert len({len(line) for line in lines[:5]}) == 1
     assert "| 2.12 (2.00-2.25) |" in lines[2]
     assert "1144 |  98% |      858 |       yes |" in lines[2]
-    assert "4.00* |      5.00 |" in lines[3]
+    assert "4.00* |   4.00 |" in lines[3]
     assert lines[3].endswith("|        NO |")
     assert "|           failed |" in lines[4]
     assert lines[5:] == [
@@ -207,7 +206,7 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
     assert not re.search(r"@import|url\((?!#)", text)
     used = set(re.findall(r"#([\w-]+)\"", " ".join(re.findall(r'href="#[^"]*"', text))))
     assert used <= set(page.ids)
-    assert text.count("<svg") == 4  # pass curve, yield, time, prediction
+    assert text.count("<svg") == 3  # pass curve, yield, time
     assert not re.search("#0[1-9]0[1-9]", text), "a colour that the page does not choose"
     for shown in (
         "small & <wide>",
@@ -246,3 +245,25 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
         check_writable(tmp_path)
     check_writable(path)
     assert path.read_text() == "one"
+
+
+def test_two_documents_are_compared_row_by_row(tmp_path: Path) -> None:
+    settings = {"prompts": 2, "max_tokens": 16, "temperature": 0.0}
+    document = make_document(measured(), ABOUT) | {"settings": settings}
+    faster = json.loads(json.dumps(document))
+    faster["rows"][0]["tokens_per_second"] *= 2
+    for name, content in (("a", document), ("b", faster)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    said = compare_files(str(tmp_path / "a.json"), str(tmp_path / "b.json"))
+    assert re.search(r"streamed, plain \(widened\) +\| 2\.12 +\| 4\.25 +\| 2\.00x", said)
+    assert re.search(r"processor +\| A CPU, 2 cores +\| the same", said)
+    with pytest.raises(UsageError, match="Cannot compare"):
+        compare_files(str(tmp_path / "a.json"), None)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 2}', '{"format": 1}', "[" * 9999])
+def test_other_files_are_not_compared(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=r"a\.json is not a document of 'edgespec bench --json'"):
+        compare_files(str(path), str(path))

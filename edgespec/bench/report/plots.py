@@ -83,15 +83,6 @@ def _plots(rows: Sequence[Row], curves: dict[str, Any]) -> list[tuple[str, str, 
                 lambda: _breakdown(done),
             )
         )
-    predicted = [row for row in done if row.predicted_tokens_per_second and row.tokens_per_second]
-    if predicted:
-        wanted.append(
-            (
-                "Prediction and measurement",
-                "Tokens per second of each row.",
-                lambda: _predictions(predicted),
-            )
-        )
     return wanted
 
 
@@ -164,19 +155,6 @@ def _breakdown(rows: Sequence[Row]) -> Any:
         left = [a + b for a, b in zip(left, widths, strict=True)]
     _name_bars(axes, rows, above=0.28)
     axes.set_xlabel("seconds per token")
-    figure.legend(loc="outside upper left", ncols=2)
-    return figure
-
-
-def _predictions(rows: Sequence[Row]) -> Any:
-    figure, axes = _axes(0.9 + 0.6 * len(rows))
-    places = [float(n) for n in range(len(rows))]
-    measured = [row.tokens_per_second or 0.0 for row in rows]
-    predicted = [row.predicted_tokens_per_second or 0.0 for row in rows]
-    axes.barh([place - 0.02 for place in places], predicted, height=0.22, color=_GREY, label="predicted")
-    axes.barh([place + 0.2 for place in places], measured, height=0.22, color=_BLUE, label="measured")
-    _name_bars(axes, rows, above=0.2)
-    axes.set_xlabel("tokens per second")
     figure.legend(loc="outside upper left", ncols=2)
     return figure
 

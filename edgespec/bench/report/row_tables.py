@@ -28,7 +28,6 @@ class TableColumn:
 
 COLUMNS = (
     TableColumn("tokens/s", "median (least-most) of the repetitions", lambda row: _speed(row)),
-    TableColumn("predicted", "expected tokens/s", lambda row: _rate(row.predicted_tokens_per_second)),
     TableColumn("tokens", "tokens per pass", lambda row: _number(row.tokens_per_pass, 2)),
     TableColumn("per seq.", "tokens/s per sequence", lambda row: _rate(row.tokens_per_second_a_text)),
     TableColumn("first s", "seconds to a sequence's first token", lambda row: _number(row.first_token_s, 2)),

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.generation.config import GenerationConfig
     from edgespec.generation.result import Generation
-    from edgespec.profiles.store import ProfileStore
 
 _WARM_UP_TOKENS = 16
 _CURVE_ROWS = (1, 2, 4, 8, 16, 32, 48, 64)
@@ -65,22 +64,15 @@ def _report(what: str, fraction: float) -> None:
 
 
 def prepare(task: dict[str, Any]) -> dict[str, Any]:
-    """Load once, so that nothing is packed or tried out while rows are measured; and profile the pair."""
+    """Load once, so that nothing is packed or tried out while rows are measured."""
     from edgespec.models.gguf.header import read_header
     from edgespec.models.gguf.layers import ModelFiles
     from edgespec.models.hub.pack_index import parts_of
     from edgespec.models.hub.removal import packs_folder
     from edgespec.offload.packing.pack import pack_path
-    from edgespec.profiles.store import ProfileStore
 
-    task["load"].pop("tree_budget", None)  # a profile watches trees of all sizes
     with _load(task, _report) as engine:
         notes, prompts = engine.notes, _rendered(engine, task["prompts"])
-        store = ProfileStore()
-        if task["profile_s"] and not _is_profiled(engine, store):
-            from edgespec.measure.full_profile import measure_full_profile
-
-            measure_full_profile(engine, task["profile_s"], _report, store)
     files = ModelFiles.of(read_header(Path(task["load"]["model"])))
     packs = [pack_path(packs_folder(), files, experts=experts) for experts in (True, False)]
     packed = next((path for path in packs if path.exists()), None)
@@ -88,13 +80,6 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
         packed = next(iter(parts_of(packed)), packed)
     path = packed if packed and task["load"].get("pack") != "never" else files.paths[0]
     return {"notes": notes, "prompts": prompts, "disk": disk({"path": str(path)})}
-
-
-def _is_profiled(engine: Engine, store: ProfileStore) -> bool:
-    """True if passes and trees of this pair have a full profile."""
-    assert engine.keys is not None
-    passes = store.passes(engine.keys.passes)
-    return passes is not None and not passes.quick and store.yields(engine.keys.yields(0.0)) is not None
 
 
 def budgets(task: dict[str, Any]) -> dict[str, Any]:

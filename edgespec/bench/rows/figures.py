@@ -53,7 +53,6 @@ class Row:
     tokens_per_second_min: float | None = None
     tokens_per_second_max: float | None = None
     samples: list[float] = field(default_factory=list)
-    predicted_tokens_per_second: float | None = None
     tokens_per_pass: float | None = None
     nodes_per_pass: float | None = None
     round_s: float | None = None

@@ -137,7 +137,6 @@ def prepared_bench(request: BenchRequest, on_progress: Progress) -> Iterator[Pre
             request.repetitions,
             request.row_seconds,
             request.cap,
-            request.profile_s,
             files.paths,
         )
         theirs = LlamaCppSettings(

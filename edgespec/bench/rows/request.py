@@ -43,7 +43,6 @@ class BenchRequest:
     prompts: int = 3
     repetitions: int = 3
     row_seconds: float = 60.0
-    profile_s: float = 50.0
     synthesize: int | MixtureShape | None = None
     keep: bool = False
     compare: str | None = None
@@ -67,8 +66,6 @@ def check(request: BenchRequest) -> None:
     for percent in request.held or ():
         if not 1 <= percent <= 99:
             raise UsageError(f"--held must be from 1 to 99, in percent, not {percent}.")
-    if not 0 <= request.profile_s < 3600:
-        raise UsageError(f"--profile-seconds must be from 0 to 3600, not {request.profile_s:g}.")
     if not 0 < request.row_seconds < 1e6:
         raise UsageError(f"--row-seconds must be above 0, not {request.row_seconds:g}.")
     if request.keep and request.synthesize is None:

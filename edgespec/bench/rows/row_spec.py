@@ -115,7 +115,7 @@ def rows_for(options: RowOptions, *, fits: bool, fits_machine: bool, experts: bo
 
 
 def preparation_rows(specs: Sequence[RowSpec]) -> list[RowSpec]:
-    """Rows to load once beforehand, which makes their files and profiles the pair: the best one first.
+    """Rows to load once beforehand, which makes their files: the best one first.
 
     A row with a drafter covers all others; a plain one is the fallback if its drafter does not fit.
     """

@@ -20,14 +20,7 @@ from edgespec.processes.exit_status import crash_fault, describe_exit
 from edgespec.progress import Progress
 from edgespec.units import readable
 
-Predict = Callable[[RowSpec], "float | None"]
-
 CHILD = python_command("edgespec.bench.rows.child")
-
-
-def no_prediction(_spec: RowSpec) -> float | None:
-    """Predict nothing."""
-    return None
 
 
 @dataclass(frozen=True)
@@ -39,7 +32,6 @@ class RunConfig:
         repetitions: how often, after one answer that is not counted.
         row_seconds: most seconds to measure a row.
         cap: bytes of the control group; None for none.
-        profile_s: seconds for a profile of the pair before the rows, if there is none; 0 for none.
         files: the target's files. They are dropped from the page cache before each row: pages that are
             already cached would not count towards a capped process.
     """
@@ -49,7 +41,6 @@ class RunConfig:
     repetitions: int
     row_seconds: float
     cap: int | None = None
-    profile_s: float = 0.0
     files: Sequence[Path] = ()
 
 
@@ -89,7 +80,6 @@ class Runner:
     Args:
         on_progress: called with what is being measured, and the fraction of it that is done.
         on_row: called with each finished row, and how many are left.
-        predict: tokens per second expected of a row; None if unknown.
     """
 
     def __init__(
@@ -98,12 +88,10 @@ class Runner:
         *,
         on_progress: Progress,
         on_row: Callable[[Row, int], None],
-        predict: Predict = no_prediction,
     ) -> None:
         self._config = config
         self._on_progress = on_progress
         self._on_row = on_row
-        self._predict = predict
         self._child = KillableProcess()
         self._cancelled = threading.Event()
 
@@ -142,7 +130,7 @@ class Runner:
         """Make what streaming needs, measure the disk; returns the prompts for other programs."""
         result: dict[str, Any] = {}
         for spec in preparation_rows(specs):
-            result = self._ask("prepare", spec, "Preparing", profile_s=self._config.profile_s)
+            result = self._ask("prepare", spec, "Preparing")
             if "error" not in result:
                 break
             measured.notes.append(f"Preparing failed: {result['error']}")
@@ -163,10 +151,9 @@ class Runner:
         measured.disk.bytes_per_s.append(result["bytes_per_s"])
 
     def _row(self, spec: RowSpec, title: str, measured: BenchMeasurements) -> Row:
-        predicted = self._predict(spec)
         result = self._ask("texts" if spec.texts else "answers", spec, title)
         capped = self._cap_of(spec) is not None and result.get("group_bytes", 0) > 0
-        shared: dict[str, Any] = {"predicted_tokens_per_second": predicted, "capped": capped}
+        shared: dict[str, Any] = {"capped": capped}
         rss, group = result.pop("rss_bytes", 0) or None, result.pop("group_bytes", 0)
         shared |= {"peak_rss_bytes": rss, "peak_bytes": group or rss}
         if "error" in result:

@@ -111,7 +111,7 @@ def bench(
             "--compare",
             metavar="llama.cpp[=PATH]|A B",
             help_text="Add rows of your own llama.cpp programs, by their folder or those on the PATH; or "
-            "compare two files of --share, and measure nothing.",
+            "compare two documents of --json, and measure nothing.",
         ),
     ] = None,
     max_tokens: Annotated[
@@ -142,15 +142,6 @@ def bench(
         float,
         option(_WORK, "--row-seconds", metavar="S", help_text="Maximum measuring time per row, in seconds."),
     ] = 60.0,
-    profile: Annotated[
-        float,
-        option(
-            _WORK,
-            "--profile-seconds",
-            metavar="S",
-            help_text="Profile the pair for S seconds first, unless done already, to predict; 0 skips it.",
-        ),
-    ] = 50.0,
     form: Annotated[
         str,
         option(
@@ -175,17 +166,6 @@ def bench(
         Path | None,
         option(_OUTPUT, "--html", variable=False, metavar="FILE", help_text="Write an HTML page with plots."),
     ] = None,
-    share_name: Annotated[
-        Path | None,
-        option(
-            _OUTPUT,
-            "--share",
-            variable=False,
-            metavar="FILE",
-            help_text="Write a JSON file to publish: machine, model, settings and rows, without paths or "
-            "host names.",
-        ),
-    ] = None,
     quiet: Annotated[bool, option(_OUTPUT, "--quiet", help_text="Print only results and errors.")] = False,
     verbose: Annotated[bool, option(_OUTPUT, "--verbose", help_text="Print details and statistics.")] = False,
     *,
@@ -198,7 +178,7 @@ def bench(
     The exit code is 1 if any row failed. The other rows are measured and written all the same.
     """
     if compare is not None and (compare.lower().endswith(".json") or Path(compare).is_file()):
-        from edgespec.bench.report.share import compare_files
+        from edgespec.bench.report.compare import compare_files
 
         results().text(compare_files(compare, flag.or_argument(loading.model.name, called)))
         return
@@ -231,7 +211,6 @@ def bench(
         prompts=prompts,
         repetitions=repetitions,
         row_seconds=row_seconds,
-        profile_s=profile,
         synthesize=wanted,
         keep=keep,
         compare=compare,
@@ -241,7 +220,7 @@ def bench(
     )
     check(request)
     rows_path, json_path = (Path(name) if name else None for name in (rows_name, json_name))
-    for path in (rows_path, json_path, html_name, share_name):
+    for path in (rows_path, json_path, html_name):
         if path is not None:
             check_no_model(path)
             check_writable(path)
@@ -253,7 +232,7 @@ def bench(
         check_matplotlib()
     check_output(quiet=quiet, verbose=verbose)
     terminal = Terminal(quiet=quiet, verbose=verbose)
-    code = _Bench(terminal, form, rows_path, json_path, html_name, share_name).run(request)
+    code = _Bench(terminal, form, rows_path, json_path, html_name).run(request)
     if code:
         raise typer.Exit(code)
 
@@ -276,13 +255,11 @@ class _Bench:
     rows_path: Path | None
     json_path: Path | None
     html_path: Path | None
-    share_path: Path | None
 
     def run(self, request: BenchRequest) -> int:
         """Measure, and write everything; returns the exit code."""
         from contextlib import ExitStack
 
-        from edgespec.bench.report.expected import expected
         from edgespec.bench.rows.preparation import prepared_bench
         from edgespec.bench.rows.runner import Runner
         from edgespec.units import readable_time
@@ -300,7 +277,6 @@ class _Bench:
                     prepared.run_config,
                     on_progress=status.progress,
                     on_row=self._report,
-                    predict=partial(expected, temperature=request.config.temperature),
                 )
                 with cancelling(runner, signal.SIGTERM) as interruption:
                     measured = runner.run(prepared.specs, prepared.others)
@@ -345,14 +321,6 @@ class _Bench:
             import json
 
             write_whole(self.json_path, json.dumps(document, ensure_ascii=False, indent=1) + "\n")
-        if self.share_path is not None:
-            import json
-
-            from edgespec.bench.report.share import make_share
-
-            text = json.dumps(make_share(document), ensure_ascii=False, indent=1) + "\n"
-            write_whole(self.share_path, text)
-            self.terminal.note(f"Wrote {self.share_path}; check it before you publish it.")
         if self.html_path is not None:
             from edgespec.bench.report.page import make_page
 

@@ -24,7 +24,7 @@ _NOT_SETTINGS = {
 }
 # Options of `bench` that share a name with others but mean something else.
 _NOT_SETTINGS |= {"json_name", "html_name", "form", "tree_budgets", "model_flag"}
-_NOT_SETTINGS |= {"files", "share_name"}
+_NOT_SETTINGS |= {"files"}
 
 
 def checked_values(command: Any, given: dict[str, Any], file: Path, table: str = "") -> dict[str, Any]:

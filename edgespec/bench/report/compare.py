@@ -1,8 +1,4 @@
-"""Results that people can post: a small file without anything that tells who or where they are.
-
-What may be in it is listed here; whatever else a document holds stays at home: paths, host and device names,
-the command line, the exact time, notes and messages.
-"""
+"""Compares two `--json` documents of `edgespec bench`: their origins, and the rows that both have."""
 
 from __future__ import annotations
 
@@ -11,65 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgespec.bench.report.document import FORMAT
 from edgespec.errors import UsageError
 from edgespec.units import readable, significant
 
-SHARED = "edgespec_bench"
-_FORMAT = 1
-_ROW = (
-    "name",
-    "tokens_per_second",
-    "tokens_per_second_min",
-    "tokens_per_second_max",
-    "tokens_per_pass",
-    "nodes_per_pass",
-    "pass_s",
-    "draft_s",
-    "wait_s",
-    "streamed_bytes_per_pass",
-    "disk_share",
-    "compute_share",
-    "peak_bytes",
-    "exact",
-    "lossy",
-    "identical",
-    "cut",
-)
-_SETTINGS = ("prompts", "repetitions", "max_tokens", "temperature", "verify")
-_LOAD = ("context", "threads", "gpu_layers", "kv", "tree", "pack", "exact")
-_MAX_BYTES = 1 << 20
+_MAX_BYTES = 16 << 20
 
 
-def make_share(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a document that can be posted: machine, model, settings and rows."""
-    machine, settings, disk = document["machine"], document["settings"], document["disk"]
-    return {
-        SHARED: _FORMAT,
-        "month": document["date"][:7],
-        "versions": document["versions"],
-        "machine": {
-            "cpu": machine["cpu"],
-            "cores": machine["cores"],
-            "memory_gib": round(machine["memory_bytes"] / 2**30),
-            "disk": (machine["disk"] or "").partition(" ")[0],
-            "disk_bytes_per_s": [round(speed) for speed in disk["bytes_per_s"]] if disk else [],
-            "system": machine["system"].split("-")[0],
-        },
-        "model": {"name": document["model"]["name"], "bytes": document["model"]["bytes"]},
-        "drafter": _name(document["draft"]),
-        "limits": document["limits"],
-        "settings": {
-            **{name: settings[name] for name in _SETTINGS},
-            **{name: settings["load"][name] for name in _LOAD if name in settings["load"]},
-            "adapters": len(settings["load"].get("lora", ())),
-            "own_workload": settings["workload"] is not None,
-        },
-        "rows": [{name: row[name] for name in _ROW} for row in document["rows"] if row["error"] is None],
-    }
-
-
-def read_share(path: Path) -> dict[str, Any]:
-    """A file of `bench --share`, made by anybody.
+def _read(path: Path) -> dict[str, Any]:
+    """A document of `bench --json`, made by anybody.
 
     Raises:
         UsageError: it cannot be read, or is no such file.
@@ -78,7 +24,7 @@ def read_share(path: Path) -> dict[str, Any]:
         if path.stat().st_size > _MAX_BYTES:
             raise ValueError("it is too large")
         record = json.loads(path.read_bytes())
-        if record[SHARED] != _FORMAT:
+        if record["format"] != FORMAT:
             raise ValueError("its version is not supported")
         for row in record["rows"]:
             _speed(row)
@@ -88,7 +34,7 @@ def read_share(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise UsageError(
-            f"{path} is not a file of 'edgespec bench --share'.", "Make one: edgespec bench --share FILE"
+            f"{path} is not a document of 'edgespec bench --json'.", "Make one: edgespec bench --json FILE"
         ) from error
     return dict(record)
 
@@ -106,12 +52,12 @@ def compare_files(first: str, second: str | None) -> str:
         raise UsageError(f"Cannot compare {first} alone.", "Name two files: --compare A B")
     paths = [Path(first), Path(second)]
     names = [path.stem for path in paths] if paths[0].stem != paths[1].stem else [first, second]
-    one, other = map(read_share, paths)
+    one, other = map(_read, paths)
     return compare(one, other, names)
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Compare two shared results side by side, as Markdown: their origins, and the rows that both have.
+    """Compare two documents side by side, as Markdown: their origins, and the rows that both have.
 
     Args:
         names: what to call them.
@@ -133,12 +79,16 @@ def _heading(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     machine, settings = record["machine"], record["settings"]
     limit = record["limits"]["cap_bytes"] or record["limits"]["memory_bytes"]
     prompts = int(settings["prompts"])
-    measured = [f"{readable(int(speed))}/s" for speed in machine["disk_bytes_per_s"]]
+    disk = record["disk"]
+    measured = [f"{readable(int(speed))}/s" for speed in disk["bytes_per_s"]] if disk else []
     speeds = f"{measured[0]} before, {measured[1]} after" if len(measured) == 2 else ", ".join(measured)
     sampled = f"temperature {float(settings['temperature']):g}" if settings["temperature"] else "greedy"
     return [
         ("processor", f"{machine['cpu']}, {int(machine['cores'])} cores"),
-        ("memory", f"{int(machine['memory_gib'])} GiB" + (f", {readable(int(limit))} used" if limit else "")),
+        (
+            "memory",
+            readable(int(machine["memory_bytes"])) + (f", {readable(int(limit))} used" if limit else ""),
+        ),
         ("disk", f"{machine['disk']} {speeds}".strip()),
         ("system", str(machine["system"])),
         (
@@ -146,7 +96,7 @@ def _heading(record: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{record['versions']['edgespec']}, llama-cpp-python {record['versions']['llama-cpp-python']}",
         ),
         ("model", f"{record['model']['name']}, {readable(int(record['model']['bytes']))}"),
-        ("drafter", str(record["drafter"])),
+        ("drafter", str(record["draft"])),
         (
             "asked",
             f"{prompts} prompt{'s' if prompts != 1 else ''}, "
@@ -158,11 +108,6 @@ def _heading(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _speed(row: Mapping[str, Any]) -> float | None:
     speed = row["tokens_per_second"]
     return None if speed is None else float(speed)
-
-
-def _name(drafter: str) -> str:
-    """A drafter without the folder that it is in."""
-    return Path(drafter).stem if drafter.endswith(".gguf") or "/" in drafter else drafter
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:
