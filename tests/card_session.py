@@ -41,7 +41,7 @@ from edgespec.kernels.ggml import rpc
 from edgespec.kernels.ggml.devices import device_named
 from edgespec.kernels.ggml.structs import Buffer, BufferType
 from edgespec.kernels.layouts import kernel_layouts
-from edgespec.kernels.watch import new_watch
+from edgespec.kernels.watch import Watch
 from edgespec.llama.build import current_build
 from edgespec.llama.runtime import device_failures
 from edgespec.llama.runtime.backend import LogLines, log_lines
@@ -478,7 +478,7 @@ class FailsInGraph(GraphObserver):
 
     def __init__(self) -> None:
         self.at = self._products = 0
-        self.watch = new_watch()
+        self.watch = Watch()
         self.watch.ask_about_operation(ggml.product())
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
@@ -512,7 +512,7 @@ class CopiedWeights(GraphObserver):
     def __init__(self) -> None:
         self.names: set[str] = set()
         self.views: set[str] = set()
-        self.watch = new_watch()
+        self.watch = Watch()
         for operation in range(_OPERATIONS):
             self.watch.ask_about_operation(operation)
 

@@ -17,7 +17,7 @@ from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.layouts import kernel_layout, weight_layout
 from edgespec.kernels.setting import OWN
-from edgespec.kernels.watch import new_watch
+from edgespec.kernels.watch import Watch
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context, FloatArray
 from edgespec.llama.runtime.graph import GraphObserver
@@ -104,7 +104,7 @@ class _End(GraphObserver):
     """Observes a graph, and ends it after one node."""
 
     def __init__(self, name: bytes) -> None:
-        self.watch = new_watch()
+        self.watch = Watch()
         self.watch.stop_after(name)
         self.values: FloatArray | None = None
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.products import Processor
-from edgespec.kernels.watch import new_watch
+from edgespec.kernels.watch import Watch
 from edgespec.llama.runtime.abort import DecodeAborted
 from edgespec.llama.runtime.batch import IntArray
 from edgespec.llama.runtime.context import Context, FloatArray
@@ -62,7 +62,7 @@ class OutputPieces(GraphObserver):
         self._receive = receive
         self._chosen: dict[Address, FloatArray] = {}  # nodes that choose rows, and what from
         self._stop: Callable[[], bool] = lambda: False
-        self.watch = new_watch()
+        self.watch = Watch()
         self.watch.ask_about_operation(ggml.rows_operation(), n_rows)
         self.watch.stop_after(_LOGITS)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
-from edgespec.kernels.watch import new_watch
+from edgespec.kernels.watch import Watch
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.graph import GraphObserver
@@ -105,7 +105,7 @@ class _StatesSeen(AllInMemory, GraphObserver):
     def __init__(self) -> None:
         self.observers: Sequence[GraphObserver] = [self]
         self.states: dict[int, Floats] = {}
-        self.watch = new_watch()
+        self.watch = Watch()
         self.watch.stop_after(_STATES, prefix=True)
 
     def computed(self, node: Address) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, TensorShape
-from edgespec.kernels.watch import new_watch
+from edgespec.kernels.watch import Watch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.graph import GraphObserver
 
@@ -29,7 +29,7 @@ class RowAttention(GraphObserver):
 
     def __init__(self) -> None:
         self.changed = 0
-        self.watch = new_watch()
+        self.watch = Watch()
         self.watch.ask_about_operation(ggml.attention_operation(), MAX_ROWS + 1)
         self._before: dict[Address, TensorShape] = {}
 

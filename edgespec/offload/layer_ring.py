@@ -22,7 +22,7 @@ from itertools import pairwise
 from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
-from edgespec.kernels.watch import new_watch
+from edgespec.kernels.watch import Watch
 from edgespec.offload.device_copies import DeviceCopies, Place
 from edgespec.offload.layout import Read
 from edgespec.offload.slot_filler import SlotFiller, SlotLoad
@@ -72,7 +72,7 @@ class LayerSwitch:
         self._stops: dict[tuple[int, bytes], _Stop | None] = {}  # None: pass over
         self._stop_asked: Callable[[], bool] = lambda: False
         self.keeps_last, self.allows_views = False, True
-        self.watch = new_watch()
+        self.watch = Watch()
         for tensor, layer in self._layer_of.items():
             self.watch.ask_about_readers(tensor, layer)
         if copies is not None:

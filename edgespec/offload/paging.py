@@ -19,7 +19,7 @@ from typing import Any
 from edgespec.files.positioned import can_read_at_offsets, open_positioned
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnsupportedBuild
-from edgespec.kernels.watch import new_watch
+from edgespec.kernels.watch import Watch
 from edgespec.llama.runtime.graph import GraphObserver
 from edgespec.llama.runtime.weight_store import AllInMemory, BufferTypes
 from edgespec.models.gguf.layers import ModelFiles
@@ -39,13 +39,13 @@ class PagedWeights(AllInMemory, GraphObserver):
         read_bytes: total bytes read ahead.
 
     Raises:
-        UnsupportedBuild: this llama.cpp build does not give nodes' names.
+        UnsupportedBuild: its graphs cannot be watched here.
         OSError: a file cannot be opened.
     """
 
     def __init__(self, files: ModelFiles) -> None:
         self._name_of: Callable[[Address], bytes] = ggml.functions()["ggml_get_name"]
-        self.watch = new_watch()
+        self.watch = Watch()
         self.watch.ask_about_numbers()
         layers = plain_store(files, files.layers()).layers
         if not layers:

@@ -16,7 +16,7 @@ from contextlib import closing
 
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
-from edgespec.kernels.watch import new_watch
+from edgespec.kernels.watch import Watch
 from edgespec.llama.runtime.graph import GraphObserver
 from edgespec.llama.runtime.weight_store import AllInMemory
 from edgespec.models.gguf.layers import Layer, ModelFiles
@@ -117,7 +117,7 @@ class RereadSwitch(GraphObserver):
         self._stop_asked: Callable[[], bool] = lambda: False
         self._current: int | None = None
         self._address: Address = 0
-        self.watch = new_watch()
+        self.watch = Watch()
         for number, name in enumerate(self._places, start=1):
             # Nodes that read the tensor itself are the processor's: any number stands for it.
             self.watch.ask_about_copies(name, number)

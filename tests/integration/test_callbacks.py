@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import StreamError
-from edgespec.kernels import ggml, watch
+from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
-from edgespec.kernels.native import gate
+from edgespec.kernels.watch import Watch
 from edgespec.llama.runtime.backend import LogLines
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
@@ -51,7 +51,7 @@ class Failing(GraphObserver):
     def __init__(self, *, computed: bool) -> None:
         self.left = 1
         self._computed = computed
-        self.watch = watch.new_watch()
+        self.watch = Watch()
         self.watch.ask_about_operation(ggml.product())
 
     def reached(self, node: Address) -> bool:
@@ -70,18 +70,12 @@ class Failing(GraphObserver):
             raise StreamError("The disk is gone.")
 
 
-@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("computed", [True, False])
 def test_an_error_within_a_pass_ends_it_and_is_raised_after_it(
     computed: bool,
-    compiled: bool,
     short_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    if compiled and not gate.compiled():
-        pytest.skip("EdgeSpec's library was not compiled")
-    monkeypatch.setattr(gate, "compiled", lambda: compiled)
     model = Model(short_path)
     observer = Failing(computed=computed)
     sizes = {"n_cells": 256, "n_rows": 8, "n_outputs": 8, "n_sequences": 1, "n_threads": 1}

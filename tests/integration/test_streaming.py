@@ -19,7 +19,6 @@ from edgespec.errors import StreamError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.kernels import ggml
-from edgespec.kernels.native import gate
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.layer_ring import LayerSwitch
@@ -134,15 +133,6 @@ def test_mixed_quantizations_and_sliding_windows(gemma_path: Path) -> None:
         answer = generate(engine)
     assert answer.tokens == expected.tokens
     assert len(packs()) == 1
-
-
-def test_a_callback_in_python_serves_where_none_was_compiled(
-    q4_drafter_path: Path, resident: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = generate(resident).tokens
-    monkeypatch.setattr(gate, "compiled", lambda: False)
-    with load_streamed(q4_drafter_path) as engine:
-        assert generate(engine).tokens == expected
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import numpy as np
 from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
-from edgespec.kernels.watch import new_watch
+from edgespec.kernels.watch import Watch
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context, FloatArray
 from edgespec.llama.runtime.graph import GraphObserver
@@ -42,7 +42,7 @@ class LayerTap:
         self._layers = tuple(layers)
         self._names = {_OUTPUT % (layer - 1): layer for layer in layers}
         self._found: dict[int, list[FloatArray]] = {}
-        self.watch = new_watch()
+        self.watch = Watch()
         for name in self._names:
             self.watch.stop_after(name)
 

@@ -11,7 +11,7 @@ from typing import Any
 import llama_cpp
 
 from edgespec.kernels.ggml import Address, functions
-from edgespec.kernels.native.functions import compiled_functions
+from edgespec.kernels.native.library import compiled_functions
 
 _P = ctypes.c_void_p
 _SAID = 2048  # bytes, of a message

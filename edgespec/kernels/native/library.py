@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -58,6 +58,31 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "edgespec_tree_node": (None, [ctypes.c_void_p, ctypes.c_void_p]),
     "edgespec_tree_callback": (ctypes.c_int8, [ctypes.c_void_p, ctypes.c_int8, ctypes.c_void_p]),
 }
+
+
+def compiled_functions(
+    declared: Mapping[str, tuple[Any, Sequence[Any]]], callback: str = ""
+) -> dict[str, Any] | None:
+    """Functions of the library that need none of its kernels; None if it was not compiled.
+
+    Args:
+        declared: type of the result and of the arguments, by the name without the library's prefix.
+        callback: the name of a function whose address is wanted instead; empty for none.
+    """
+    path = library_path()
+    if path is None:
+        return None
+    try:
+        library = ctypes.CDLL(str(path))
+        found: dict[str, Any] = {
+            name: ctypes.CFUNCTYPE(result, *arguments)((f"edgespec_{name}", library))
+            for name, (result, arguments) in declared.items()
+        }
+        if callback:
+            found[callback] = ctypes.cast(library[f"edgespec_{callback}"], ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
+    return found
 
 
 class NativeLibrary:

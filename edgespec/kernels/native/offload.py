@@ -17,7 +17,7 @@ from edgespec.kernels.ggml.structs import (
     DeviceInterface,
     require_same,
 )
-from edgespec.kernels.native.functions import compiled_functions
+from edgespec.kernels.native.library import compiled_functions
 
 _P = ctypes.c_void_p
 _ACCELERATOR = 3  # ggml's kind of device that computes in the processor's memory, such as BLAS

@@ -16,7 +16,7 @@ import llama_cpp
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.native.library import STATE_OPERATIONS, StateBranching
-from edgespec.kernels.watch import Gate, Watch, new_watch, open_gate
+from edgespec.kernels.watch import Gate, Watch
 
 
 class GraphObserver(Protocol):
@@ -25,7 +25,7 @@ class GraphObserver(Protocol):
     If an observer raises, the decode ends and `Context.decode` raises the exception.
 
     Attributes:
-        watch: at which nodes; made by `kernels.watch.new_watch`.
+        watch: at which nodes.
     """
 
     watch: Watch
@@ -64,7 +64,7 @@ class _MarksBranches(GraphObserver):
 
     def __init__(self, branching: StateBranching) -> None:
         self._branching = branching
-        self.watch = new_watch()
+        self.watch = Watch()
         for name in STATE_OPERATIONS:
             self.watch.ask_about_operation(ggml.operation_named(name))
 
@@ -92,7 +92,7 @@ class GraphCallback:
         if self._observers:
             if self._branching is not None:
                 self._observers.append(_MarksBranches(self._branching))
-            self._gate = open_gate(self._call)
+            self._gate = Gate(self._call)
             self._set_watches()
             params.cb_eval = llama_cpp.ggml_backend_sched_eval_callback(self._gate.callback)
             params.cb_eval_user_data = self._gate.data

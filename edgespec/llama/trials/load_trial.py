@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.kernels.ggml import Address
-from edgespec.kernels.watch import new_watch
+from edgespec.kernels.watch import Watch, can_watch
 from edgespec.llama.embedding import EmbeddingContext
 from edgespec.llama.runtime.adapters import load_adapter
 from edgespec.llama.runtime.backend import start_backend
@@ -76,15 +76,15 @@ def _compute(path: Path, adapter: Path | None = None, *, mtp: bool = False) -> l
             _open_embedding(model).embed([[0, 0], [0]])
             return []
         assert isinstance(model.weights, ZeroWeights)
-        order = ReadingOrder(model.weights.tensors)
-        context = small_context(model, order)
+        order = ReadingOrder(model.weights.tensors) if can_watch() else None
+        context = small_context(model, *([order] if order else []))
         if adapter is not None:
             context.adapt([(load_adapter(model, adapter), 1.0)])
         for position, tokens in ((0, [0, 0]), (2, [0])):
             context.decode(TokenBatch.run(tokens, position, n_sequences=1, logits="last"))
             context.logits()
         context.close()
-        return order.names
+        return order.names if order else []
 
 
 def _embeds(path: Path) -> bool:
@@ -103,7 +103,7 @@ class ReadingOrder(GraphObserver):
     """
 
     def __init__(self, tensors: Mapping[str, Address]) -> None:
-        self.watch = new_watch()
+        self.watch = Watch()
         self.names: list[str] = []
         self._names_of = {address: name for name, address in tensors.items() if is_layer_weight(name)}
         self._passes = 0

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, Indices
-from edgespec.kernels.watch import new_watch
+from edgespec.kernels.watch import Watch
 from edgespec.llama.runtime.graph import GraphObserver
 from edgespec.offload.experts.pool import ExpertPool
 from edgespec.option import named
@@ -57,7 +57,7 @@ class ExpertSwitch(GraphObserver):
         self._next = dict(pairwise(order))
         self._indices = {layer: Indices() for layer in order}
         self._choices = {CHOICE + b"%d" % layer: layer for layer in order}
-        self.watch = new_watch()
+        self.watch = Watch()
         for name in self._choices:
             self.watch.stop_after(name)
         for stack, layer in self._layer_of.items():
