@@ -119,12 +119,14 @@ class TreePolicy:
 
     Attributes:
         name: its name in `--tree`.
+        store: what was learned of the pair.
         greedy, sampled: score and stop rule for greedy and for sampled answers.
         greedy_penalized, sampled_penalized: the same where penalties make repetition less likely, which
             changes how often candidates of every kind are accepted; None for no difference.
     """
 
     name: str
+    store: TableStore
     greedy: ExpansionPolicy
     sampled: ExpansionPolicy
     greedy_penalized: ExpansionPolicy | None = None
@@ -157,6 +159,7 @@ class TreePolicy:
         for expansion in (self.greedy, self.sampled, self.greedy_penalized, self.sampled_penalized):
             if expansion is not None:
                 expansion.acceptance.save()
+        self.store.save()
 
 
 def _calibrated(store: TableStore) -> TreePolicy:
@@ -167,6 +170,7 @@ def _calibrated(store: TableStore) -> TreePolicy:
     )
     return TreePolicy(
         "calibrated",
+        store,
         greedy,
         sampled,
         greedy_penalized=greedy_penalized,
@@ -175,33 +179,33 @@ def _calibrated(store: TableStore) -> TreePolicy:
 
 
 def _specexec(store: TableStore) -> TreePolicy:
-    return TreePolicy("specexec", ExpansionPolicy(), ExpansionPolicy())
+    return TreePolicy("specexec", store, ExpansionPolicy(), ExpansionPolicy())
 
 
 def _sequoia(store: TableStore) -> TreePolicy:
     greedy, sampled = (
         ExpansionPolicy(RankAcceptance(store, f"{name} ranks")) for name in ("greedy", "sampled")
     )
-    return TreePolicy("sequoia", greedy, sampled)
+    return TreePolicy("sequoia", store, greedy, sampled)
 
 
 def _opt_tree(store: TableStore) -> TreePolicy:
     expansion = ExpansionPolicy(by_level=True, least_gain=0.1)
-    return TreePolicy("opt-tree", expansion, expansion)
+    return TreePolicy("opt-tree", store, expansion, expansion)
 
 
 def _eagle2(store: TableStore) -> TreePolicy:
     expansion = ExpansionPolicy(by_level=True)
-    return TreePolicy("eagle2", expansion, expansion)
+    return TreePolicy("eagle2", store, expansion, expansion)
 
 
 def _chain(store: TableStore) -> TreePolicy:
-    return TreePolicy("chain", ExpansionPolicy(), ExpansionPolicy())
+    return TreePolicy("chain", store, ExpansionPolicy(), ExpansionPolicy())
 
 
 def _sequences(store: TableStore) -> TreePolicy:
     expansion = ExpansionPolicy(UniformAcceptance(), by_level=True, later_branching=1)
-    return TreePolicy("sequences", expansion, expansion)
+    return TreePolicy("sequences", store, expansion, expansion)
 
 
 _POLICIES: dict[str, Callable[[TableStore], TreePolicy]] = {

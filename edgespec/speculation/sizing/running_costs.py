@@ -15,6 +15,8 @@ from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import even_draft_seconds
 from edgespec.generation.result import PassRecord
 
+_DISTURBED, _WRONG = 1.5, 3.0  # times the seconds that were expected: another program disturbed a pass if it
+# takes longer than the first, and the expectation was wrong if longer than the second
 _CORRECTION = 0.2  # how far a pass or a draft moves an estimate, in the long run
 _PRIOR_PASSES = 1  # weight of what was measured beforehand, in passes of a size
 _FADE = 0.98  # weight of the past in the line, per pass
@@ -33,6 +35,7 @@ class OnlineCostCurve:
         self._curve = curve.reaching(most)
         self._most = most
         self._passes: Counter[int] = Counter()  # by the number of bits of their nodes
+        self._is_slow = False  # the latest one was
 
     @property
     def free(self) -> int:
@@ -43,6 +46,12 @@ class OnlineCostCurve:
         """The maximum nodes of a pass that takes no more than these seconds longer than one of `nodes`."""
         longest = self._curve.at(nodes) + more_s
         return nodes - 1 + bisect_right(range(nodes, self._most + 1), longest, key=self._curve.at)
+
+    def undisturbed(self, nodes: int, seconds: float) -> float:
+        """Seconds of the latest pass with drafts, without what another program took if it alone was slow."""
+        expected, was_slow = self._curve.at(nodes), self._is_slow
+        self._is_slow = seconds > _DISTURBED * expected
+        return seconds if was_slow or seconds > _WRONG * expected else min(seconds, _DISTURBED * expected)
 
     @property
     def slope(self) -> float | None:
@@ -82,6 +91,10 @@ class DecayedLinearFit:
     def nodes_within(self, nodes: int, more_s: float) -> int:
         """Return no limit: a line says too little of passes that are a little longer."""
         return sys.maxsize
+
+    def undisturbed(self, nodes: int, seconds: float) -> float:
+        """Return the seconds: a line says too little of what is usual."""
+        return seconds
 
     def add(self, nodes: int, seconds: float) -> None:
         """Learn from a round."""
@@ -140,12 +153,14 @@ class StepCosts:
         elif not record.draft_text_s and (expected := self._expected(record)) > 0:
             self._slower *= min(record.draft_s / expected, 1.05)
 
-    def reading(self, record: PassRecord) -> float:
-        """Seconds that the drafter spent on tokens that were new to it, as at the beginning of an answer."""
+    def recurring(self, record: PassRecord) -> float:
+        """Seconds of a draft without those on tokens that were new to the drafter, as where an answer begins,
+        and without what another program took.
+        """
+        expected = self._expected(record)
         if record.draft_text_s:
-            return max(record.draft_text_s - self.step_s, 0.0)
-        more_s = record.draft_s - self._expected(record)
-        return more_s if record.draft_steps and more_s > self._expected(record) else 0.0
+            return min(record.draft_s, expected or record.draft_s - record.draft_text_s + self.step_s)
+        return expected if record.draft_steps and record.draft_s > 2 * expected else record.draft_s
 
     def _expected(self, record: PassRecord) -> float:
         return even_draft_seconds(self.step_s, self.row_s, record.draft_steps, record.draft_rows)

@@ -18,10 +18,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from edgespec.costs.pass_time import RoundCosts, even_draft_seconds
 from edgespec.costs.yields import BUDGETS, USUAL_AGREEMENT, TreeYields, expected_chain_yields, expected_yields
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.learning.tables import TableStore
 from edgespec.speculation.sizing.running_costs import DecayedLinearFit, OnlineCostCurve, ReadAhead, StepCosts
 
 FIRST_BUDGET = 16  # before anything is known
@@ -33,9 +36,11 @@ _MAX_AGREEMENT = 0.9  # a drafter that would not pay with this is not tried
 _LEAST_GAIN = 1.05  # in times the speed of plain decoding, for which one is tried
 _PRIOR_ROUNDS = 2.0  # weight of what is expected of rounds, before there are any
 _MAX_GAIN = 0.9  # upper limit of the gain demanded of a step: the first shows whether drafting pays
-_FIRST_STAKE = 1.3  # time that drafting may lose at first, in plain passes
+_FIRST_STAKE = 2.0  # time that drafting may lose with a pair that nothing is known of, in plain passes
+_LEAST_KEPT, _MOST_KEPT = 0.65, 4.0  # limits of that time with a pair that was used before
+_STAKE = "drafting stake"  # its table
 _MAX_STAKE = 8.0  # most time that it may lose, however much it has gained, in plain passes
-_STEP_SHARE = 1 / 3  # share of it that further draft steps may cost, and further nodes
+_STEP_SHARE = 0.2  # share of it that further draft steps may cost, and further nodes
 _STAKE_SHARE = 0.012  # of all time that it may lose in the long run
 
 
@@ -80,12 +85,19 @@ class AdaptiveSizer:
         most: limits that no tree may exceed.
         costs: measured times of passes and draft steps; None learns them while decoding.
         first: nodes of the first tree, where costs are learned while decoding.
+        store: where the stake of the pair is kept from one run to the next.
 
     Attributes:
         most: the same.
     """
 
-    def __init__(self, most: TreeLimits, costs: RoundCosts | None = None, first: int = FIRST_BUDGET) -> None:
+    def __init__(
+        self,
+        most: TreeLimits,
+        costs: RoundCosts | None = None,
+        first: int = FIRST_BUDGET,
+        store: TableStore | None = None,
+    ) -> None:
         self.most = most
         self._first = first
         self._costs = costs
@@ -94,6 +106,9 @@ class AdaptiveSizer:
         self._ahead = ReadAhead()
         self._usual = _expected_round(costs, most, USUAL_AGREEMENT) if costs else None
         self._is_hopeless = costs is not None and _cannot_pay(costs, most)
+        self._store = store or TableStore()
+        kept = self._store.get(_STAKE, (1,))
+        self._stake = _FIRST_STAKE if kept is None else min(max(float(kept[0]), _LEAST_KEPT), _MOST_KEPT)
         self._estimates: dict[int, _SpeedupEstimate] = {}
         self._expected = self._kept = 0.0  # fading sums of tokens
 
@@ -140,24 +155,31 @@ class AdaptiveSizer:
             record: of all trees together.
             other_rows: rows that were no nodes.
         """
-        seconds, estimate = record.recurring_s, self._estimate(sequences)
         # Draft steps that are counted have a cost of their own; others are part of the nodes' cost.
-        rows = record.nodes + other_rows
-        self._cost.add(rows, seconds - record.draft_s if record.draft_steps else seconds)
+        rows, draft_s = record.nodes + other_rows, record.draft_s if record.draft_steps else 0.0
+        pass_s = record.recurring_s - draft_s
+        self._cost.add(rows, pass_s)
         if record.draft_steps:
             self._steps.add(record)
             self._ahead.add(record)
+            draft_s = self._steps.recurring(record)
         self._expected = _TRUST_MEMORY * self._expected + record.expected_accepted
         self._kept = _TRUST_MEMORY * self._kept + (record.accepted if record.expected_accepted else 0)
         if not other_rows:  # what these take would count against the trees
-            estimate.add(record, sequences, seconds - self._steps.reading(record))
+            estimate = self._estimate(sequences)
+            if record.nodes > sequences:
+                pass_s = self._cost.undisturbed(rows, pass_s)
+            estimate.add(record, sequences, pass_s + draft_s)
+            if sequences == 1:
+                self._store.put(_STAKE, np.array([estimate.stake]))
 
     def _estimate(self, sequences: int) -> _SpeedupEstimate:
         """The estimate of drafting for about as many sequences."""
         kind = sequences.bit_length()
         if kind not in self._estimates:
             baseline_pass_s = self._costs.verify.at(sequences) if self._costs else None
-            self._estimates[kind] = _SpeedupEstimate(baseline_pass_s, self._usual if sequences == 1 else None)
+            usual, stake = (self._usual, self._stake) if sequences == 1 else (None, _FIRST_STAKE)
+            self._estimates[kind] = _SpeedupEstimate(baseline_pass_s, usual, stake)
         return self._estimates[kind]
 
 
@@ -231,11 +253,12 @@ class _SpeedupEstimate:
 
     Attributes:
         baseline_pass_s: seconds of a pass without drafted nodes; None before the first.
+        stake: in plain passes.
     """
 
-    def __init__(self, baseline_pass_s: float | None, usual: _Round | None) -> None:
+    def __init__(self, baseline_pass_s: float | None, usual: _Round | None, stake: float) -> None:
         self.baseline_pass_s = baseline_pass_s
-        self._stake = _FIRST_STAKE  # in plain passes
+        self.stake = stake
         self._rounds = 0
         self._weight = _PRIOR_ROUNDS if usual else 0.0
         self._seconds = usual.seconds if usual else 0.0  # running means of rounds with drafts
@@ -244,7 +267,7 @@ class _SpeedupEstimate:
     @property
     def stake_s(self) -> float:
         """Seconds that the next round may lose if no drafted token is accepted."""
-        return self._stake * (self.baseline_pass_s or 0.0)
+        return self.stake * (self.baseline_pass_s or 0.0)
 
     def token_s(self, sequences: int) -> float:
         """Seconds a token takes, by the better of both ways."""
@@ -257,7 +280,8 @@ class _SpeedupEstimate:
         """Learn from a round.
 
         Args:
-            drafted_s: its seconds, without what was spent on reading tokens that were new to the drafter.
+            drafted_s: its seconds, without what was spent on reading tokens that were new to the drafter, and
+                without what other programs took.
         """
         seconds = record.recurring_s
         if record.nodes == sequences:
@@ -274,4 +298,4 @@ class _SpeedupEstimate:
             self._seconds += weight * (drafted_s - self._seconds)
             self._tokens += weight * (tokens - self._tokens)
             gained += tokens / sequences - drafted_s / self.baseline_pass_s
-        self._stake = min(self._stake + gained, _MAX_STAKE)
+        self.stake = min(self.stake + gained, _MAX_STAKE)
