@@ -18,8 +18,7 @@ from edgespec.cli.options.sampling import exact_contradicts
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.screen.markdown import MarkdownWriter, last_block
 from edgespec.cli.screen.results import ResultStream
-from edgespec.cli.screen.terminal import Terminal, is_terminal, shows_colour
-from edgespec.cli.screen.wrapping import WrappingWriter
+from edgespec.cli.screen.terminal import Terminal, shows_colour
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
 
@@ -72,11 +71,7 @@ class Chat:
         self.thoughts = ThoughtDisplay(terminal, " /think shows it.")
         self._engine = engine
         self._warned_unsaved = False
-        self._writer: MarkdownWriter | WrappingWriter | None = None
-        if shows_colour(sys.stdout):
-            self._writer = MarkdownWriter(results, _window)
-        elif is_terminal(sys.stdout):
-            self._writer = WrappingWriter(results, lambda: _window().columns)
+        self._writer = MarkdownWriter(results, _window) if shows_colour(sys.stdout) else None
 
     @property
     def context(self) -> int:
