@@ -26,6 +26,7 @@ from edgespec.version import __version__
 
 _IN_PYTHON_ALONE = {"config", "-h", "--help", "--version"}  # these run no native code, which could crash
 _HELP = {"-h", "--help"}
+_DELETE = ("rm", "remove", "--forget")
 
 app = typer.Typer(
     name="edgespec",
@@ -134,9 +135,7 @@ def _report(error: Exception, *, verbose: bool) -> int:
             typer.echo(error.format_message(), err=True)  # noqa: TID251 (the help of a group of commands)
             return error.exit_code
         case typer.TyperException():
-            from edgespec.cli.suggestions import explained
-
-            (what, hint), code = explained(error), error.exit_code
+            (what, hint), code = _refused_by_typer(error), error.exit_code
         case typer.Abort() | BrokenPipeError():
             return 1  # the reader is gone
         case MemoryError():
@@ -155,6 +154,20 @@ def _report(error: Exception, *, verbose: bool) -> int:
 
     print_error(what, hint)
     return code
+
+
+def _refused_by_typer(error: Any) -> tuple[str, str]:
+    """Typer's message, with the near names it suggests unless one of them deletes something."""
+    from edgespec.cli.options.from_file import message_of
+
+    context = getattr(error, "ctx", None)
+    if getattr(error, "possibilities", None):
+        error.possibilities = [name for name in error.possibilities if name not in _DELETE]
+    what = message_of(error)
+    refused, suggests, names = what.partition(". Did you mean ")
+    if suggests and any(f"'{name}'" in names for name in _DELETE):
+        what = f"{refused}."
+    return what, "" if context is None else f"See '{context.command_path} --help'."
 
 
 def _refused_by_system(error: OSError) -> tuple[str, str]:

@@ -67,7 +67,7 @@ def test_help_imports_no_command() -> None:
         "print([m for m in sys.modules if m.startswith('edgespec.cli.commands.')], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "Did you mean 'edgespec generate'?" in done.stderr
+    assert "Did you mean 'generate'?" in done.stderr
     assert done.stderr.endswith("[]\n")
 
 

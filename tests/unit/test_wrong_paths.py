@@ -97,7 +97,7 @@ def test_a_folder_is_no_model_to_remove(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["worker", "here"], "Unexpected argument 'here'. See 'edgespec worker --help'."),
+        (["worker", "here"], "Got unexpected extra argument(s) (here) See 'edgespec worker --help'."),
         (["generate", "--input", ""], "--input is empty. Give a file to --input."),
         (["generate", "-p", "Hi", "--grammar", ""], "--grammar is empty. Give a file to --grammar."),
         (

@@ -7,9 +7,9 @@ from typing import Any
 
 import typer
 
-from edgespec.cli.suggestions import explained
 from edgespec.errors import UsageError, did_you_mean
 
+_NUMBERS = {"float_parsing": "a number", "int_parsing": "an integer"}
 # Options that belong to a single run.
 _NOT_SETTINGS = {
     "prompt",
@@ -57,9 +57,18 @@ def _checked(command: Any, parameter: Any, key: str, value: Any, file: Path) -> 
         text = value if isinstance(value, bool | list) else str(value)
         return parameter.process_value(typer.Context(command), text)
     except (typer.TyperException, ValueError, TypeError) as error:
-        reason = explained(error)[0] if isinstance(error, typer.TyperException) else str(error)
+        reason = message_of(error) if isinstance(error, typer.TyperException) else str(error)
         shown = str(value).lower() if isinstance(value, bool) else repr(value)
         raise UsageError(f"{key} is {shown} in {file}.", reason) from error
+
+
+def message_of(error: Any) -> str:
+    """Typer's message; Pydantic's about numbers, which lack the value, in the program's own words."""
+    refusals: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    wanted = _NUMBERS.get(refusals[0]["type"]) if refusals else None
+    if wanted is None:
+        return str(error.format_message())
+    return f"{max(error.param.opts, key=len)} must be {wanted}, not '{refusals[0]['input']}'."
 
 
 def unknown(shown: str, key: str, known: list[str], file: Path) -> UsageError:
