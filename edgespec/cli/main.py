@@ -7,6 +7,7 @@ as one line that says what happened, and one that says what to do. Exit codes: 0
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from collections.abc import Sequence
@@ -18,13 +19,12 @@ import typer
 from edgespec.cli import config_file as settings
 from edgespec.cli.command_table import RootGroup
 from edgespec.cli.options.rows import with_bare_json
-from edgespec.cli.standard_error import announce_crashes, never_fail
+from edgespec.cli.standard_error import never_fail
 from edgespec.errors import EdgeSpecError
 from edgespec.option import naming_flags
 from edgespec.processes.environment import child_environment
 from edgespec.version import __version__
 
-_IN_PYTHON_ALONE = {"config", "-h", "--help", "--version"}  # these run no native code, which could crash
 _HELP = {"-h", "--help"}
 _DELETE = ("rm", "remove", "--forget")
 
@@ -64,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:]
         never_fail()
         os.environ |= {"PATH": child_environment()["PATH"]}  # libraries start programs, too
-        if not _IN_PYTHON_ALONE.issuperset(arguments[:1]):
-            announce_crashes(verbose=_verbose(arguments))
+        if sys.stderr is not None:
+            faulthandler.enable(all_threads=False)  # a crash in native code prints where it was
     arguments = with_bare_json(arguments)
     _escape_unprintable()
     try:

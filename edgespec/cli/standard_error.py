@@ -1,40 +1,17 @@
-"""Standard error that never fails, and a message on it for crashes in native code.
-
-A full disk or a reader that is gone must not cost an answer. Python itself cannot report a crash: its
-faulthandler writes a stack dump into a pipe. A shell beside the program reads the pipe: if a line arrives, it
-prints a message for people; if the pipe just ends, there was no crash.
-"""
+"""Standard error that never fails: a full disk or a reader that is gone must not cost an answer."""
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import io
 import os
 import sys
 from typing import TYPE_CHECKING
 
-from edgespec.processes.environment import child_environment
-
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _DESCRIPTOR = 2
-_SHELL = "/bin/sh"
-_SCRIPT = """
-IFS= read -r first || exit 0
-if [ -n "$2" ]; then { printf '%s\\n' "$first"; cat; } >&2; else cat >/dev/null; fi
-printf '\\nError: EdgeSpec crashed in native code (%s), most likely in llama.cpp.\\n%s\\n' \\
-    "${first#Fatal Python error: }" "$1" >&2
-"""
-_HINT = (
-    "Likely causes are a llama.cpp that was compiled for another processor or by a faulty compiler, "
-    "and a model file that is damaged or, with a bus error, was truncated while in use. "
-    "'edgespec doctor' tries llama.cpp's kernels and says what to do; "
-    "EDGESPEC_KERNELS=plain leaves the rearranged ones out; --verbose shows where it crashed."
-)
-
-_pipe = -1  # stays open until the program ends
 
 
 def never_fail() -> None:
@@ -72,42 +49,3 @@ def _nowhere() -> int:
     except OSError:  # it is closed; llama.cpp and child processes write there too
         os.dup2(nowhere, _DESCRIPTOR)
     return nowhere
-
-
-def announce_crashes(*, verbose: bool) -> None:
-    """End crashes of this process with a message on standard error.
-
-    Args:
-        verbose: print the Python frames too.
-    """
-    global _pipe
-    try:
-        reader, _pipe = os.pipe()
-        try:
-            _start_shell(reader, verbose=verbose)
-        finally:
-            os.close(reader)
-        faulthandler.enable(_pipe, all_threads=False)
-    except OSError:  # no such shell
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            faulthandler.enable(sys.stderr, all_threads=False)
-
-
-def _start_shell(reader: int, *, verbose: bool) -> None:
-    """Start the shell that reads the pipe.
-
-    Raises:
-        OSError: there is none.
-    """
-    if sys.platform == "win32":
-        raise FileNotFoundError(_SHELL)
-    os.posix_spawn(  # noqa: TID251 (importing subprocess would take longer)
-        _SHELL,
-        [_SHELL, "-c", _SCRIPT, _SHELL, _HINT, "1" if verbose else ""],
-        child_environment(),
-        file_actions=[
-            (os.POSIX_SPAWN_DUP2, reader, 0),
-            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-        ],
-        setpgroup=0,  # so that Ctrl-C does not reach it
-    )

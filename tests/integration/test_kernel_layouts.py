@@ -156,7 +156,7 @@ def test_llama_cpp_that_does_not_work_ends_in_a_message(auto: None, program: Pro
 
 
 @pytest.mark.slow
-def test_a_crash_of_the_program_itself_ends_in_a_message(program: Program, tmp_path: Path) -> None:
+def test_a_crash_of_the_program_itself_prints_where_it_was(program: Program, tmp_path: Path) -> None:
     crash = (
         "import ctypes, sys\nif 'generate' in sys.orig_argv:\n"
         "    import edgespec.llama.runtime.context as context\n"
@@ -166,12 +166,8 @@ def test_a_crash_of_the_program_itself_ends_in_a_message(program: Program, tmp_p
     sabotage(tmp_path / "sabotage", crash)
     done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert done.returncode < 0
-    assert "EdgeSpec crashed in native code (Segmentation fault), most likely in llama.cpp" in done.stderr
-    assert "edgespec doctor" in done.stderr
-    assert "most recent call first" not in done.stderr
-    done = subprocess.run([*run, "--verbose"], capture_output=True, text=True, check=False)
+    assert "Fatal Python error: Segmentation fault" in done.stderr
     assert "most recent call first" in done.stderr
-    assert "most likely in llama.cpp" in done.stderr
 
 
 # Several sequences of models with a running state

@@ -27,7 +27,6 @@ _STARTERS = re.compile(
 )
 _ALLOWED = {
     "processes/children.py": {"subprocess.Popen", "subprocess.run", "shutil.which"},
-    "cli/standard_error.py": {"os.posix_spawn"},  # /bin/sh, before subprocess is imported
     "installation.py": {"shutil.which"},  # for a hint
 }
 
