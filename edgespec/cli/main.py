@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ |= {"PATH": child_environment()["PATH"]}  # libraries start programs, too
         if sys.stderr is not None:
             faulthandler.enable(all_threads=False)  # a crash in native code prints where it was
-    arguments = with_bare_json(arguments)
+    arguments = with_bare_json(_as_options(arguments))
     _escape_unprintable()
     try:
         with naming_flags():
@@ -84,6 +84,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code if isinstance(code, int) else 0
+
+
+def _as_options(arguments: Sequence[str]) -> Sequence[str]:
+    """The arguments, with the commands `help [COMMAND]` and `version` of other programs as options."""
+    match arguments:
+        case ["help", *command]:
+            return [*command, "--help"]
+        case ["version"]:
+            return ["--version"]
+    return arguments
 
 
 def _is_for_help(arguments: Sequence[str]) -> bool:

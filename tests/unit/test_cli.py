@@ -233,6 +233,21 @@ def test_short_options_are_those_of_llama_cpp(engine: TalkingEngine) -> None:
     assert engine.asked[-1][1].max_tokens is None
 
 
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("help", "--help"),
+        ("help serve", "serve --help"),
+        ("help models pair", "models pair --help"),
+        ("version", "--version"),
+    ],
+)
+def test_help_and_version_as_commands(words: str, options: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == main(options.split()) == 0
+    text = capsys.readouterr().out
+    assert text == text[: len(text) // 2] * 2
+
+
 @pytest.mark.parametrize("name", ["pull", "list", "show", "rm", "ps", "run"])
 def test_the_short_forms_of_commands(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
