@@ -99,7 +99,7 @@ class CompletionFields(SettingsWithTools):
     without_effect: ClassVar[tuple[str, ...]] = (
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
         *("prompt_cache_retention", "prompt_cache_options", "prediction", "cache_prompt", "id_slot"),
-        *("timings_per_token", "return_progress"),
+        *("timings_per_token", "return_progress", "guided_decoding_backend"),
     )
 
     n: _Answers = 1
@@ -207,7 +207,7 @@ def read_request(
     if chat:
         tools, custom = read_tools(fields, limits, warnings)
         config = config.with_(**tools)
-    grammar = read_format(fields, fields.response_format, limits, warnings)
+    grammar = read_format(fields, fields.response_format, limits)
     if grammar is not None:
         config = config.with_(grammar=grammar)
         if config.offers_tools and config.tool_choice != "auto":
@@ -226,8 +226,10 @@ def read_request(
         name_results(messages)
         prompts, continues = (messages,), _continues(fields, messages)
     if continues and (config.grammar is not None or config.tool_choice not in ("auto", "none")):
-        warnings.ignored("the form of the answer", "The answer continues the assistant's message.")
-        config = config.with_(grammar=None, tool_choice="auto")
+        raise UsageError(
+            "An answer that continues a message can have no other form.",
+            "Leave out the form and tool_choice, or the assistant's message at the end.",
+        )
     if fields.echo and fields.suffix:
         raise UsageError("A prompt with a suffix cannot be echoed.", "Leave out 'echo' or 'suffix'.")
     return CompletionRequest(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 from edgespec.api.limits import Limits
-from edgespec.api.settings import Schema, Settings
-from edgespec.api.warnings import Warnings, shown
+from edgespec.api.settings import Schema, Settings, StructuredOutputs
+from edgespec.api.warnings import shown
 from edgespec.errors import UsageError
 from edgespec.generation.config import Grammar
 
 _NAMES = {"json_schema": "JSON schema", "grammar": "grammar", "regex": "regular expression"}
+_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")  # characters with a meaning in regular expressions
 _ANY_OBJECT = {"type": "object", "additionalProperties": True}
 
 
@@ -28,41 +32,60 @@ class ResponseFormat(SchemaFormat, kw_only=True):
     grammar: str | None = None
 
 
-def read_format(
-    asked: Settings, form: ResponseFormat | None, limits: Limits, warnings: Warnings
-) -> Grammar | None:
-    """The grammar that is requested: by a format, or in the way of llama.cpp's server.
+def read_format(asked: Settings, form: ResponseFormat | None, limits: Limits) -> Grammar | None:
+    """The grammar that is requested: by a format, or in the way of llama.cpp's server, vLLM or SGLang.
 
     Raises:
-        UsageError: there are several, or one is too long.
+        UsageError: there are several, one is too long, or one cannot be enforced.
     """
-    found = []
-    if asked.grammar:
-        found.append(Grammar("grammar", asked.grammar))
-    if asked.json_schema is not None:
-        found.append(Grammar.of_schema(asked.json_schema))
+    wanted = asked.structured_outputs or StructuredOutputs()
+    pattern = asked.guided_whitespace_pattern or wanted.whitespace_pattern
+    if pattern is not None or wanted.structural_tag is not None:
+        raise UsageError("Structural tags and patterns of white space cannot be enforced.", "Leave them out.")
+    grammars = (asked.grammar, asked.ebnf, asked.guided_grammar, wanted.grammar)
+    found = [Grammar("grammar", text) for text in grammars if text]
+    found += [Grammar("regex", text) for text in (asked.regex, asked.guided_regex, wanted.regex) if text]
+    found += [_choice(texts) for texts in (asked.guided_choice, wanted.choice) if texts]
+    schemas = [asked.json_schema, asked.guided_json, wanted.json, _ANY_OBJECT if wanted.json_object else None]
+    found += [_schema(schema) for schema in schemas if schema is not None]
     if form is not None and form.type != "text":
-        found += _grammars(form, warnings)
+        found.append(_grammar(form))
     if len(found) > 1:
         raise UsageError("Several answer formats were requested.", "Request one of them.")
     return _within(found[0], limits) if found else None
 
 
-def _grammars(form: ResponseFormat, warnings: Warnings) -> list[Grammar]:
-    """The grammar of a format; none if it cannot be enforced."""
+def _choice(texts: Iterable[str]) -> Grammar:
+    """The form of an answer that is one of these texts."""
+    return Grammar("regex", "|".join(_SPECIAL.sub(r"\\\g<0>", text) for text in texts))
+
+
+def _schema(schema: Schema | str) -> Grammar:
+    """The form of a JSON schema, which some programs send as text."""
+    return Grammar("json_schema", schema) if isinstance(schema, str) else Grammar.of_schema(schema)
+
+
+def _grammar(form: ResponseFormat) -> Grammar:
+    """The grammar of a format.
+
+    Raises:
+        UsageError: it cannot be enforced, or a part of it is missing.
+    """
     if form.type == "grammar":
         if form.grammar is None:
             raise UsageError('Missing "response_format.grammar".')
-        return [Grammar("grammar", form.grammar)]
+        return Grammar("grammar", form.grammar)
     if form.type not in ("json_object", "json_schema"):
-        warnings.ignored("response_format", f"Formats of the type {shown(form.type)} cannot be enforced.")
-        return []
+        raise UsageError(
+            f"Formats of the type {shown(form.type)} cannot be enforced.",
+            "The types are text, json_object, json_schema and grammar.",
+        )
     # Some servers take a schema with json_object; some clients put one at the upper level.
     inner = form.json_schema or form
     schema = form.schema if inner.schema is None else inner.schema
     if schema is None and form.type == "json_schema" and form.json_schema is None:
         raise UsageError('Missing "response_format.json_schema".')
-    return [Grammar.of_schema(_ANY_OBJECT if schema is None else schema)]
+    return Grammar.of_schema(_ANY_OBJECT if schema is None else schema)
 
 
 def _within(grammar: Grammar, limits: Limits) -> Grammar:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from edgespec.api.fields import Fields, read_fields
 from edgespec.api.limits import LARGEST_COUNT, Limits
@@ -22,15 +22,19 @@ Schema = dict[str, Any] | bool
 
 _EFFORTS = {"none": "off", "minimal": "low", "xhigh": "high", "max": "high"}
 _RANDOM_SEED = -1
-# Names of the OpenAI API, Ollama and KoboldCpp.
+# Names of the OpenAI API, Ollama, llama.cpp, vLLM and KoboldCpp.
 _ALIASES = {
     "max_completion_tokens": "max_tokens",
     "num_predict": "max_tokens",
+    "n_predict": "max_tokens",
     "repeat_last_n": "penalty_window",
     "nsigma": "top_n_sigma",
     "banned_tokens": "banned_strings",
+    "stop_token_ids": "stop_tokens",
 }
 _PENALTIES = ("repeat_penalty", "presence_penalty", "frequency_penalty", "penalty_window")
+_NEVER = LARGEST_COUNT  # tokens after which an answer may end that ignores end tokens
+_MAX_STOP_TOKENS = 64
 _LEAST = {"top_k": 0, "penalty_window": 0, "dry_penalty_last_n": -1}
 _STRINGS = ("stop", "dry_sequence_breakers", "banned_strings")
 
@@ -62,6 +66,9 @@ class Sampling(Fields):
     stop: str | list[str] | None = None
     max_completion_tokens: Count | None = None
     num_predict: Count | None = None
+    n_predict: Count | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=LARGEST_COUNT)] | None = None
+    stop_token_ids: Annotated[list[int], Meta(max_length=_MAX_STOP_TOKENS)] | None = None
     repeat_last_n: Count | None = None
     nsigma: float | None = None
     banned_tokens: str | list[str] | None = None
@@ -73,6 +80,18 @@ class Sampling(Fields):
         if self.repeat_last_n == 0:  # which turns penalties off, where it is all tokens elsewhere
             return {name: value for name, value in found.items() if name not in _PENALTIES}
         return found
+
+
+class StructuredOutputs(Struct):
+    """The form of an answer as vLLM names it."""
+
+    json: Schema | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+    whitespace_pattern: str | None = None
 
 
 class Settings(Sampling):
@@ -87,8 +106,18 @@ class Settings(Sampling):
     think: bool | int | str | None = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    ignore_eos: bool = False
     grammar: str | None = None
-    json_schema: Schema | None = None
+    json_schema: Schema | str | None = None
+    # Forms as requests for vLLM and SGLang name them.
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
 
     def as_kind(self, kind: type[_SettingsT], **more: Any) -> _SettingsT:
         """These fields in a request of another kind, as far as it has them, and more."""
@@ -109,6 +138,10 @@ class Settings(Sampling):
         if -(MAX_SEED // 2) - 1 <= seed < 0:  # the API allows negative seeds
             changes["seed"] = None if seed == _RANDOM_SEED else seed % (MAX_SEED + 1)
         changes |= {name: _strings(name, changes[name], limits) for name in _STRINGS if name in changes}
+        if "stop_tokens" in changes:
+            changes["stop_tokens"] = tuple(changes["stop_tokens"])
+        if self.ignore_eos:
+            changes["min_tokens"] = _NEVER
         if self.logit_bias:
             biases = dict(self.logit_bias)
             if any(bias is True for bias in biases.values()):

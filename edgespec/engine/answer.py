@@ -51,7 +51,9 @@ class Answer:
         self.generation = generation
         self.most = room if config.max_tokens is None else min(config.max_tokens, room)
         self.constrained = plan.constraint is not None
-        self.builder = AnswerBuilder(generation, vocabulary, config.stop, plan.parts, plan.shown)
+        self.builder = AnswerBuilder(
+            generation, vocabulary, config.stop, plan.parts, plan.shown, frozenset(config.stop_tokens)
+        )
         self.on_accept: Callable[[FloatArray, TokenTree, Acceptance], None] | None = None
         self._room = room
         self._spell = partial(vocabulary.piece, control=True)  # no method of this object, which it would keep
@@ -143,6 +145,7 @@ class AnswerBuilder:
         stop: strings that end the answer, if its text has them; its thought and its calls may.
         parts: takes it apart; None if it is nothing but text.
         shown: control tokens whose text counts.
+        stop_tokens: tokens that end the answer, besides the vocabulary's.
 
     Attributes:
         generation: the answer so far.
@@ -157,6 +160,7 @@ class AnswerBuilder:
         stop: Sequence[str],
         parts: PartsReader | None = None,
         shown: frozenset[int] = frozenset(),
+        stop_tokens: frozenset[int] = frozenset(),
     ) -> None:
         self.generation = generation
         self.ended = False
@@ -164,6 +168,7 @@ class AnswerBuilder:
         self._vocabulary = vocabulary
         self._parts = parts
         self._shown = shown
+        self._stop_tokens = stop_tokens
         self._characters = TextStream()  # whole ones, to be taken apart
         self._stream = TextStream(stop)
         self._text: list[str] = []
@@ -176,7 +181,7 @@ class AnswerBuilder:
         before = self._sizes()
         for token in tokens:
             self.count += 1
-            if self._vocabulary.is_end(token):
+            if token in self._stop_tokens or self._vocabulary.is_end(token):
                 self.ended = self._end_token = True
                 break
             self.generation.tokens.append(token)

@@ -17,7 +17,10 @@ from edgespec.printable import shown
 
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 20
-NOT_SETTINGS = ("grammar", "tools", "tool_choice", "parallel_tool_calls", "logprobs", "logit_bias")
+NOT_SETTINGS = (
+    *("grammar", "tools", "tool_choice", "parallel_tool_calls", "logprobs", "logit_bias", "min_tokens"),
+    "stop_tokens",
+)
 """Fields of GenerationConfig that say what is asked for, rather than how it is generated."""
 
 _LISTS = ("stop", "dry_sequence_breakers", "banned_strings")
@@ -109,6 +112,8 @@ class GenerationConfig:
             log-probabilities, besides its own; None records nothing.
         logit_bias: tokens, and what is added to the logit of each before anything else; tokens that the model
             does not have are left out.
+        min_tokens: tokens that the answer has before it may end by an end token or one of `stop_tokens`.
+        stop_tokens: tokens that end the answer, besides the model's own; they are not part of it.
 
     Raises:
         UsageError: a value is out of its range.
@@ -142,6 +147,8 @@ class GenerationConfig:
     parallel_tool_calls: bool = True
     logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    stop_tokens: tuple[int, ...] = ()
 
     __repr__ = short_repr
 
@@ -196,6 +203,12 @@ class GenerationConfig:
                 "Leave out one of them.",
             )
         parse_think(self.think)
+        _check(self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 or more")
+        if self.min_tokens and (self.grammar is not None or self.offers_tools):
+            raise UsageError(
+                "An answer whose form is given ends where the form does.",
+                "Leave out min_tokens and ignore_eos, or the grammar, schema or tools.",
+            )
         check_choice(self.tool_choice, self.tools)
         _check(
             self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,

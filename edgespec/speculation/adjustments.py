@@ -1,4 +1,6 @@
-"""Adjustments of logits before a choice: the bias of tokens, penalties for repetition, and banned strings."""
+"""Adjustments of logits before a choice: the bias of tokens, penalties for repetition, banned strings, and a
+least number of tokens.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ from edgespec.speculation.tree import FloatArray
 
 
 class Adjustments:
-    """The bias, the penalties and the banned strings of one answer.
+    """The bias, the penalties, the banned strings and the least tokens of one answer.
 
     Args:
-        spelling: of the vocabulary, for banned strings and sequence breakers.
+        spelling: of the vocabulary, for banned strings, sequence breakers and least tokens.
         start: where the answer begins in the sequence.
 
     Attributes:
@@ -39,7 +41,12 @@ class Adjustments:
         if config.banned_strings:
             assert spelling is not None, "strings cannot be banned without the texts of tokens"
             self._banned = BannedStrings(config.banned_strings, spelling, start)
-        self.exist = bool(bias or config.penalizes or config.banned_strings)
+        self._may_end = start + config.min_tokens
+        self._ends: Tokens = np.empty(0, dtype=np.int64)
+        if config.min_tokens:
+            assert spelling is not None, "the tokens that end an answer are unknown"
+            self._ends = np.union1d(spelling.end_tokens, [t for t in config.stop_tokens if 0 <= t < n_vocab])
+        self.exist = bool(bias or config.penalizes or config.banned_strings or config.min_tokens)
         self._counted: tuple[int, Tokens, NDArray[np.int64]] | None = None
 
     def adjust(self, logits: FloatArray, sequence: Sequence[int], path: Sequence[int] = ()) -> Original:
@@ -75,6 +82,10 @@ class Adjustments:
             refused = refused[refused < len(logits)]
             original.keep(refused)
             logits[refused] = -np.inf
+        if len(sequence) + len(path) < self._may_end:
+            ends = self._ends[self._ends < len(logits)].astype(np.int64)
+            original.keep(ends)
+            logits[ends] = -np.inf
         return original
 
     def _occurrences(self, sequence: Sequence[int], path: Sequence[int]) -> tuple[Tokens, NDArray[np.int64]]:

@@ -22,6 +22,7 @@ class Speller(Protocol):
     @property
     def n_tokens(self) -> int: ...
     def piece(self, token: int, *, control: bool = False) -> bytes: ...
+    def ends(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]: ...
 
 
 class Spelling:
@@ -33,6 +34,12 @@ class Spelling:
     def piece(self, token: int, *, control: bool = False) -> bytes:
         """The bytes that a token adds to the text; those of control tokens only if asked for."""
         return self._vocabulary.piece(token, control=control)
+
+    @cached_property
+    def end_tokens(self) -> Tokens:
+        """The tokens that end an answer."""
+        tokens = np.arange(self._vocabulary.n_tokens, dtype=np.int32)
+        return np.flatnonzero(self._vocabulary.ends(tokens))
 
     def ending(self, backwards: Iterable[int], size: int, *, control: bool = False) -> bytes:
         """Up to `size` last bytes of the text of tokens.

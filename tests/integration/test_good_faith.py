@@ -391,3 +391,34 @@ def test_a_token_that_is_biased_away_does_not_come(server: Running) -> None:
     bias = {str(token): -100 for token in range(300, 49000)}
     biased = asked(server, TEXT, logit_bias=bias, logprobs=1, max_tokens=6)["choices"][0]["logprobs"]
     assert likeliest not in biased["tokens"]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"guided_choice": ["tea (hot)", "coffee"]},
+        {"structured_outputs": {"choice": ["tea (hot)", "coffee"]}},
+        {"guided_regex": r"tea \(hot\)|coffee"},
+        {"regex": r"tea \(hot\)|coffee"},
+        {"ebnf": 'root ::= "tea (hot)" | "coffee"'},
+        {"guided_grammar": 'root ::= "tea (hot)" | "coffee"'},
+        {"guided_json": {"enum": ["tea (hot)", "coffee"]}},
+        {"json_schema": '{"enum": ["tea (hot)", "coffee"]}'},
+    ],
+    ids=lambda form: next(iter(form)),
+)
+def test_forms_have_the_names_of_other_servers(server: Running, form: dict[str, Any]) -> None:
+    answer = asked(server, CHAT, **form, n_predict=20, max_tokens=None)
+    assert _text(answer).strip('"') in ("tea (hot)", "coffee")
+    assert "warnings" not in answer
+
+
+def test_an_answer_ends_when_it_may(server: Running) -> None:
+    def ended(**more: Any) -> tuple[int, str]:
+        answer = asked(server, CHAT, **{"max_tokens": 12, "logprobs": True, "top_logprobs": 0} | more)
+        return answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]
+
+    stop = server.post("/tokenize", {"content": _text(asked(server, CHAT, max_tokens=3))})[1]["tokens"][1]
+    assert ended(stop_token_ids=[stop]) == (1, "stop")
+    assert ended(stop_token_ids=[stop], min_tokens=5)[0] >= 5
+    assert ended(ignore_eos=True, temperature=2, seed=3) == (12, "length")

@@ -123,6 +123,29 @@ def test_wrong_fields_are_named(body: dict[str, Any], message: str) -> None:
         read(**body)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"structured_outputs": {"structural_tag": "{}"}},
+        {"guided_json": {}, "guided_whitespace_pattern": " "},
+        {"response_format": {"type": "structural_tag"}},
+        {"min_tokens": 3, "response_format": {"type": "json_object"}},
+        {"ignore_eos": True, "tools": [TOOL]},
+        {"guided_regex": "a", "guided_choice": ["b"]},
+        {"messages": [*HI, {"role": "assistant", "content": "A"}], "guided_regex": "a"},
+    ],
+    ids=lambda body: next(iter(body)),
+)
+def test_a_form_that_cannot_be_enforced_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        read(**body)
+
+
+def test_ends_of_answers_have_the_names_of_other_servers() -> None:
+    config = read(n_predict=3, min_tokens=2, stop_token_ids=[7, 8]).config
+    assert (config.max_tokens, config.min_tokens, config.stop_tokens) == (3, 2, (7, 8))
+
+
 def test_null_is_not_given() -> None:
     fields = (*ChatBody.__struct_fields__, *ChatBody.unsupported, "unheard_of")
     nothing = {name: None for name in fields if name != "messages"}
