@@ -27,10 +27,10 @@ from torch import Tensor
 import edgespec
 from benchmarks.harness import parser_of, print_head
 from edgespec.generation.config import GenerationConfig
-from edgespec.llama.trials.tiny_hybrid import random_hybrid, write_tiny_hybrid
 from tests.heads.eagle_file import FloatArray
 from tests.heads.files import MTP_SHAPE
 from tests.heads.reference import random_weights
+from tests.tiny_hybrid import random_hybrid, write_tiny_hybrid
 
 _DOCS = Path(__file__).parents[1] / "docs"
 _LAYERS, _HEADS, _HEADS_KV, _HEAD = 4, MTP_SHAPE.heads, MTP_SHAPE.heads_kv, MTP_SHAPE.head

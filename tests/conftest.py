@@ -20,7 +20,8 @@ from hypothesis import settings
 
 import edgespec
 from edgespec.kernels import setting as kernels_setting
-from edgespec.kernels.report_store import ensure_report, reports_folder
+from edgespec.kernels.native.build import SOURCES, reports_folder
+from edgespec.kernels.report_store import ensure_report
 from edgespec.llama.quantize import KEEP, make_drafter
 from edgespec.models.gguf.synthesis.widen import widen
 from tests.tiers import QUICK, THOROUGH
@@ -52,26 +53,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def tried_kernels() -> Path:
-    """The folder of what is known of the processor's kernels: tried once, as that takes seconds.
+def tried_kernels() -> Path | None:
+    """The folder of what is known of the processor's kernels, if it is in the user's cache.
+
+    Kernels are tried once, as that takes seconds.
 
     All are tried, even if the suite runs with the plain layout: some tests choose another one themselves.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(kernels_setting.VARIABLE, raising=False)
         ensure_report()
-    return reports_folder()
+    folder = reports_folder()
+    return None if SOURCES in folder.parents else folder
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared_cache(tried_kernels: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def shared_cache(tried_kernels: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """EdgeSpec's cache folder outside of tests: for fixtures that several tests share, in all workers."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     home = folder / "shared-home"
     cache = home / "cache" / "edgespec"
-    if tried_kernels.exists():
+    if tried_kernels is not None:
         shutil.copytree(tried_kernels, cache / tried_kernels.name, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         _set_home(patch, home)
@@ -82,14 +86,14 @@ def shared_cache(tried_kernels: Path, tmp_path_factory: pytest.TempPathFactory) 
 def own_environment(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
-    tried_kernels: Path,
+    tried_kernels: Path | None,
     shared_cache: Path,
 ) -> None:
     """Keep the user's settings, caches and tokens out of the tests, and the tests out of them."""
     # `mktemp` would list the thousands of folders of earlier tests to find a free number.
     home = Path(tempfile.mkdtemp(prefix="home", dir=tmp_path_factory.getbasetemp()))
     cache = home / "cache" / "edgespec"
-    if tried_kernels.exists():
+    if tried_kernels is not None:
         shutil.copytree(tried_kernels, cache / tried_kernels.name)
     _share_verdicts(cache, shared_cache)
     _set_home(monkeypatch, home)

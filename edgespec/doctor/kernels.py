@@ -64,10 +64,9 @@ class KernelFacts:
 def examine_kernels() -> KernelFacts:
     """Try the layouts, unless that was done before with a lasting result."""
     from edgespec.kernels.layouts import available_layouts
-    from edgespec.kernels.rebuild import own_fault, rebuild_command
     from edgespec.kernels.report import ROWS
-    from edgespec.kernels.report_store import ensure_report, layouts_in_use
-    from edgespec.kernels.setting import OWN, kernels_setting
+    from edgespec.kernels.report_store import ensure_report, layouts_in_use, own_fault
+    from edgespec.kernels.setting import OWN, kernels_setting, rebuild_command
 
     setting = ""
     try:

@@ -1,6 +1,6 @@
 """Attention over random keys and values, computed by ggml or by EdgeSpec's own kernels.
 
-To be computed only in a process of its own (llama.trials.kernel_worker), as a kernel may crash.
+To be computed only in a process of its own (kernels.trial_worker), as a kernel may crash.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.kernels import ggml
-from edgespec.kernels.ggml import Address
 from edgespec.kernels.native.library import NativeLibrary
-from edgespec.kernels.products import FloatArray, Processor, quantized
+from edgespec.kernels.products import FloatArray, Processor, placed, quantized
 from edgespec.kernels.setting import instruction_set
 
-_PAGE = 4096
 _NODES = 8
 _TRIES = 3
 
@@ -69,7 +67,7 @@ class Attention:
         with ExitStack() as stack:
             scratch = stack.enter_context(ggml.ScratchContext(n_tensors=8, n_nodes=_NODES))
             sources = [
-                _placed(stack, scratch.tensor(type_id, shape[::-1]), array)
+                placed(stack, scratch.tensor(type_id, shape[::-1]), array)
                 for type_id, shape, array in (
                     (ggml.F32, queries.shape, queries),
                     (self.kept_as, kept, keys),
@@ -78,7 +76,7 @@ class Attention:
                 )
             ]
             node = f["ggml_flash_attn_ext"](scratch.handle, *sources, self.size**-0.5, 0.0, self.cap)
-            _placed(stack, node, None)
+            placed(stack, node)
             graph = f["ggml_new_graph_custom"](scratch.handle, _NODES, False)
             f["ggml_build_forward_expand"](graph, node)
             if own is not None:
@@ -97,20 +95,3 @@ class Attention:
         data = quantized(self.kept_as, values.reshape(-1, self.size))
         assert data is not None, "no cache has a type that needs an importance matrix"
         return np.frombuffer(data, np.uint8)
-
-
-def _placed(stack: ExitStack, tensor: Address, values: NDArray[Any] | None) -> Address:
-    """Give a tensor memory, and values."""
-    f = ggml.functions()
-    kind = f["ggml_backend_cpu_buffer_type"]()
-    buffer = f["ggml_backend_buft_alloc_buffer"](
-        kind, f["ggml_backend_buft_get_alloc_size"](kind, tensor) + _PAGE
-    )
-    if not buffer:
-        raise MemoryError
-    stack.callback(f["ggml_backend_buffer_free"], buffer)
-    f["ggml_backend_tensor_alloc"](buffer, tensor, f["ggml_backend_buffer_get_base"](buffer))
-    if values is not None:
-        dense = np.ascontiguousarray(values)
-        f["ggml_backend_tensor_set"](tensor, dense.ctypes.data, 0, dense.nbytes)
-    return tensor

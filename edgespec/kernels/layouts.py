@@ -12,7 +12,6 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 
@@ -22,12 +21,7 @@ from edgespec.kernels.ggml import Address
 from edgespec.kernels.native import library
 from edgespec.kernels.native.build import sources_digest
 from edgespec.kernels.native.library import NodePlanner
-from edgespec.kernels.report_store import (
-    ensure_report,
-    faulty_with_sequences,
-    layouts_in_use,
-    stored_report,
-)
+from edgespec.kernels.report_store import layouts_in_use, stored_report
 from edgespec.kernels.setting import OWN, PLAIN, VARIABLE, instruction_set, kernels_of
 
 _EXPERTS = re.compile(r"exps\.")
@@ -175,11 +169,9 @@ def kernel_layouts(*, sequences_with_states: bool = False) -> tuple[KernelLayout
         UsageError: EDGESPEC_KERNELS names a layout that is not available.
         BackendError: it names a layout that does not work here.
     """
-    if (chosen := _only.get()) is not None:
-        return chosen
     report = stored_report()
     names = layouts_in_use([layout.name for layout in available_layouts()], report)
-    faulty = _faulty() if sequences_with_states else frozenset()
+    faulty = report.with_sequences if report is not None and sequences_with_states else ()
     names = tuple(name for name in names if name not in faulty and not (name == OWN and report is None))
     if OWN in names:
         use_own()
@@ -334,31 +326,15 @@ def check_sequences_with_states(layouts: Sequence[str]) -> None:
 
     Raises:
         BackendError: one of them is.
-        UsageError: as `report_store.faulty_with_sequences`.
     """
-    faulty = [name for name in layouts if name in _faulty()]
+    report = stored_report()
+    faulty = [name for name in layouts if report is not None and name in report.with_sequences]
     if faulty:
         raise BackendError(
             f"{kernels_of(faulty[0])} compute nonsense where several sequences of a model "
             "with a running state share a pass.",
             "Set EDGESPEC_KERNELS=plain.",
         )
-
-
-def _faulty() -> frozenset[str]:
-    """Return the layouts found faulty with several sequences; none within the process that tries them."""
-    return frozenset() if _only.get() is not None else faulty_with_sequences()
-
-
-def try_layouts() -> None:
-    """Try the layouts if they have not been yet, before a model is loaded.
-
-    Raises:
-        UsageError: as kernel_layouts.
-        BackendError: llama.cpp does not work here.
-    """
-    if _only.get() is None:
-        ensure_report()
 
 
 def own_in_use() -> bool:
@@ -370,24 +346,13 @@ def own_in_use() -> bool:
     return any(layout.name == OWN for layout in kernel_layouts())
 
 
-@contextmanager
-def only(layouts: Sequence[KernelLayout]) -> Iterator[None]:
-    """Use these layouts in this thread whatever is known and allowed, to try them."""
-    before = _only.set(tuple(layouts))
-    try:
-        yield
-    finally:
-        _only.reset(before)
-
-
-_only: ContextVar[tuple[KernelLayout, ...] | None] = ContextVar("layouts that are being tried", default=None)
 _own_in_use = False
 
 
 def _unusual(names: tuple[str, ...]) -> list[tuple[int, str]]:
     """Quantizations that do not take the first of these layouts that can hold them, and the one they take."""
     report = stored_report()
-    if report is None or _only.get() is not None:
+    if report is None:
         return []
     found = []
     for type_id, by_layout in sorted(report.seconds.items()):
@@ -399,6 +364,6 @@ def _unusual(names: tuple[str, ...]) -> list[tuple[int, str]]:
 
 def _preferred(type_id: int, able: tuple[str, ...]) -> str:
     report = stored_report()
-    if _only.get() is not None or report is None or not able:
+    if report is None or not able:
         return able[0] if able else PLAIN
     return report.fastest(type_id, able)

@@ -1,12 +1,13 @@
-"""Products of a quantized matrix with rows of activations, computed by ggml in a given layout.
+"""Computations with a quantized matrix in a given layout, by ggml.
 
-To be used only in a process of its own (llama.trials.kernel_worker), as a kernel may crash.
+To be used only in a process of its own (kernels.trial_worker), as a kernel may crash.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +55,34 @@ def quantized(type_id: int, weights: FloatArray) -> bytes | None:
     return target[:size].tobytes()
 
 
+def placed(
+    stack: ExitStack,
+    tensor: Address,
+    values: bytes | NDArray[Any] | None = None,
+    layout: KernelLayout | None = None,
+) -> Address:
+    """Give a tensor memory until the stack is closed, and values.
+
+    Args:
+        layout: of the memory; None for the plain one.
+
+    Raises:
+        MemoryError: there is none.
+    """
+    f = ggml.functions()
+    kind = layout.address if layout else f["ggml_backend_cpu_buffer_type"]()
+    size = f["ggml_backend_buft_get_alloc_size"](kind, tensor) + _PAGE
+    buffer = f["ggml_backend_buft_alloc_buffer"](kind, size)
+    if not buffer:
+        raise MemoryError(f"cannot allocate {size} bytes to try a kernel")
+    stack.callback(f["ggml_backend_buffer_free"], buffer)
+    f["ggml_backend_tensor_alloc"](buffer, tensor, f["ggml_backend_buffer_get_base"](buffer))
+    if values is not None:
+        data = values if isinstance(values, bytes) else values.tobytes()
+        f["ggml_backend_tensor_set"](tensor, data, 0, len(data))
+    return tensor
+
+
 class Product:
     """The product of a matrix in one layout with rows of activations.
 
@@ -62,7 +91,8 @@ class Product:
             activations is multiplied by one of them.
         data: the matrix as in a file.
         layout: None for the plain one.
-        activations: (rows, row length).
+        activations: (rows, row length), or (sequences, rows, row length), as in models with a running state;
+            integers are numbers of the matrix's rows, which are looked up.
     """
 
     def __init__(
@@ -72,34 +102,29 @@ class Product:
         shape: tuple[int, ...],
         data: bytes,
         layout: KernelLayout | None,
-        activations: FloatArray,
+        activations: NDArray[Any],
     ) -> None:
-        self._f = ggml.functions()
+        self._f = f = ggml.functions()
         self._processor = processor
-        self._stack = ExitStack()
-        self._shape = (len(activations), shape[1])
-        plain: Address = self._f["ggml_backend_cpu_buffer_type"]()
         with ExitStack() as stack:
             scratch = stack.enter_context(ggml.ScratchContext(n_tensors=8, n_nodes=_NODES))
-            weight = scratch.tensor(type_id, shape)
-            self._place(stack, weight, layout.address if layout else plain)
-            self._f["ggml_backend_tensor_set"](weight, data, 0, len(data))
-            rows = np.ascontiguousarray(activations, dtype=np.float32)
-            if len(shape) == 2:
-                input_rows = scratch.tensor(ggml.F32, (shape[0], len(rows)))
-                self._result: Address = self._f["ggml_mul_mat"](scratch.handle, weight, input_rows)
+            weight = placed(stack, scratch.tensor(type_id, shape), data, layout)
+            given = activations.shape if len(shape) == 2 else (len(activations), 1, shape[0])
+            lookup = activations.dtype == np.int32
+            inputs = scratch.tensor(ggml.I32 if lookup else ggml.F32, given[::-1])
+            if lookup:
+                node = f["ggml_get_rows"](scratch.handle, weight, inputs)
+            elif len(shape) == 2:
+                node = f["ggml_mul_mat"](scratch.handle, weight, inputs)
             else:
-                input_rows = scratch.tensor(ggml.F32, (shape[0], 1, len(rows)))
-                chosen = scratch.tensor(ggml.I32, (1, len(rows)))
-                self._place(stack, chosen, plain)
-                indices = np.arange(len(rows), dtype=np.int32) % shape[2]
-                self._f["ggml_backend_tensor_set"](chosen, indices.ctypes.data, 0, indices.nbytes)
-                self._result = self._f["ggml_mul_mat_id"](scratch.handle, weight, input_rows, chosen)
-            self._place(stack, input_rows, plain)
-            self._f["ggml_backend_tensor_set"](input_rows, rows.ctypes.data, 0, rows.nbytes)
-            self._place(stack, self._result, plain)
-            self._graph = self._f["ggml_new_graph_custom"](scratch.handle, _NODES, False)
-            self._f["ggml_build_forward_expand"](self._graph, self._result)
+                chosen = np.arange(len(activations), dtype=np.int32)[:, None] % shape[2]
+                indices = placed(stack, scratch.tensor(ggml.I32, chosen.shape[::-1]), chosen)
+                node = f["ggml_mul_mat_id"](scratch.handle, weight, inputs, indices)
+            self._shape = (activations.size, shape[0]) if lookup else (*activations.shape[:-1], shape[1])
+            placed(stack, inputs, activations if lookup else np.asarray(activations, np.float32))
+            self._result = placed(stack, node)
+            self._graph = f["ggml_new_graph_custom"](scratch.handle, _NODES, False)
+            f["ggml_build_forward_expand"](self._graph, node)
             self._stack = stack.pop_all()
 
     def compute(self) -> float:
@@ -116,7 +141,7 @@ class Product:
         return seconds
 
     def result(self) -> FloatArray:
-        """(rows, matrix rows) of the last `compute`."""
+        """([sequences,] rows, matrix rows) of the last `compute`; of a lookup, (rows, row length)."""
         values = np.empty(self._shape, dtype=np.float32)
         self._f["ggml_backend_tensor_get"](self._result, values.ctypes.data, 0, values.nbytes)
         return values
@@ -126,12 +151,3 @@ class Product:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-    def _place(self, stack: ExitStack, tensor: Address, buffer_type: Address) -> None:
-        size = self._f["ggml_backend_buft_get_alloc_size"](buffer_type, tensor)
-        buffer = self._f["ggml_backend_buft_alloc_buffer"](buffer_type, size + _PAGE)
-        if not buffer:
-            raise MemoryError(f"cannot allocate {size} bytes for a product")
-        stack.callback(self._f["ggml_backend_buffer_free"], buffer)
-        base = self._f["ggml_backend_buffer_get_base"](buffer)
-        self._f["ggml_backend_tensor_alloc"](buffer, tensor, base)

@@ -26,10 +26,13 @@ class TrialReport:
         problems: what is wrong with each layout that must not be used, such as "it crashes (segmentation
             fault) at products of Q4_0"; by ggml's name.
         seconds: for each quantization's type id, seconds of a product by layout ("plain" among them).
+        with_sequences: the same as `problems`, of layouts that must not be used where several sequences of a
+            model with a running state share a pass. Graphs of other models have no axis of sequences.
     """
 
     problems: dict[str, str] = field(default_factory=dict)
     seconds: dict[int, dict[str, tuple[float, ...]]] = field(default_factory=dict)
+    with_sequences: dict[str, str] = field(default_factory=dict)
 
     def fastest(self, type_id: int, layouts: Sequence[str]) -> str:
         """The fastest of these layouts, given in ggml's order; "plain" if that is faster than all of them.
@@ -59,6 +62,7 @@ class TrialReport:
         """Convert to JSON for files and scripts."""
         return {
             "problems": self.problems,
+            "with_sequences": self.with_sequences,
             "rows": list(ROWS),
             "seconds": {
                 str(type_id): {name: [float(f"{s:.4g}") for s in row] for name, row in by_layout.items()}
@@ -85,6 +89,7 @@ class TrialReport:
                 }
                 for type_id, by_layout in record["seconds"].items()
             },
+            {str(name): str(what) for name, what in record["with_sequences"].items()},
         )
 
 

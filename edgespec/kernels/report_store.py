@@ -1,4 +1,4 @@
-"""The report on the kernel layouts: made once for each llama.cpp build and processor, and saved."""
+"""The report on the kernel layouts: made once for each processor and build of their libraries, and kept."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from filelock import FileLock, Timeout
 
 from edgespec.errors import BackendError
 from edgespec.files.small_json import read_json, remembered
-from edgespec.files.user_folders import cache_folder
 from edgespec.kernels import ggml
-from edgespec.kernels.native.build import library_path
-from edgespec.kernels.rebuild import rebuild_command
+from edgespec.kernels.native import build, library
 from edgespec.kernels.report import TrialReport
 from edgespec.kernels.setting import (
     AUTO,
@@ -28,23 +26,15 @@ from edgespec.kernels.setting import (
     cost_of_missing,
     kernels_of,
     kernels_setting,
+    rebuild_command,
 )
-from edgespec.kernels.trial import TRIAL_TIMEOUT_S, LayoutsUntried, run_sequences_trial, run_trial
+from edgespec.kernels.trial import TRIAL_TIMEOUT_S, LayoutsUntried, run_trial
 from edgespec.machine.cores import probe_cores
 from edgespec.prebuilt import VARIABLE as LLAMA_CPP_FOLDER
 
-Trial = Callable[[], TrialReport]
+_VERSION = 4
 
-_VERSION = 3
-
-# Read or made by this process.
-_found: TrialReport | None = None
-_found_of_sequences: TrialReport | None = None
-
-
-def reports_folder() -> Path:
-    """The folder of the reports."""
-    return cache_folder() / "kernels"
+_found: TrialReport | None = None  # read or made by this process
 
 
 def stored_report() -> TrialReport | None:
@@ -55,57 +45,29 @@ def stored_report() -> TrialReport | None:
     return _found
 
 
-def ensure_report(trial: Trial = run_trial, *, again: bool = False) -> TrialReport:
+def ensure_report(trial: Callable[[], TrialReport] = run_trial) -> TrialReport:
     """The saved report, or a new one if there is none; to be called before a model is loaded.
 
-    If several processes call this at once, one makes the report and the others wait. With
-    EDGESPEC_KERNELS=plain there is nothing to try.
-
-    Args:
-        again: make a new report even if there is one.
+    If several processes call this at once, one makes the report and the others wait. A report is saved if all
+    layouts were tried. With EDGESPEC_KERNELS=plain there is nothing to try.
 
     Raises:
         BackendError: llama.cpp does not work here at all.
         UsageError: EDGESPEC_KERNELS has an unknown value.
     """
     global _found
-    known = None if again else stored_report()
+    known = stored_report()
     if known is not None:
         return known
     if kernels_setting() == PLAIN:
         return TrialReport()
-    _found = _saved_or_new(_path(), trial, again=again)
-    return _found
-
-
-def faulty_with_sequences(trial: Trial = run_sequences_trial) -> frozenset[str]:
-    """The layouts (ggml's names) that compute several sequences of a model with a running state wrongly.
-
-    They are tried when this is first called, and the outcome is saved like the report. Nobody else pays for
-    it: graphs of other models have no axis of sequences, and one sequence alone is right.
-
-    Raises:
-        BackendError: llama.cpp does not work here at all, or not with several sequences of such a model.
-        UsageError: EDGESPEC_KERNELS has an unknown value.
-    """
-    global _found_of_sequences
-    if kernels_setting() == PLAIN:
-        return frozenset()
-    if _found_of_sequences is None:
-        path = _path()
-        _found_of_sequences = _saved_or_new(path.with_name(f"{path.stem}-sequences.json"), trial)
-    return frozenset(_found_of_sequences.problems)
-
-
-def _saved_or_new(path: Path, trial: Trial, *, again: bool = False) -> TrialReport:
-    """The report in a file, or a new one, which is saved there if all layouts were tried."""
+    path = _path()
     with _alone(path):
-        if again:
-            path.unlink(missing_ok=True)
         try:
-            return remembered(path, TrialReport.from_json, trial, TrialReport.to_json)
+            _found = remembered(path, TrialReport.from_json, trial, TrialReport.to_json)
         except LayoutsUntried as untried:
-            return untried.report
+            _found = untried.report
+    return _found
 
 
 def layouts_in_use(available: Sequence[str], report: TrialReport | None) -> tuple[str, ...]:
@@ -138,12 +100,31 @@ def report_notes(report: TrialReport) -> list[str]:
     ]
 
 
+def own_fault(faulty: str) -> tuple[str, str]:
+    """Why EdgeSpec's own kernels are not used, as a clause, and what to do about it.
+
+    Args:
+        faulty: what was found wrong when they were tried; empty if nothing was.
+
+    Returns:
+        An empty remedy means that they cannot be had on this machine. Both are empty if nothing is wrong.
+    """
+    if faulty:
+        return faulty, f"To fix it: {rebuild_command(OWN)}"
+    if (failure := build.known_failure()) is not None:
+        return str(failure).splitlines()[0].rstrip(":"), failure.remedy
+    if build.library_path() is None:
+        compile_it = f"The next start of a model compiles them; so does: {build.COMMAND}"
+        return "they were not compiled yet", compile_it
+    return library.problem(), ""
+
+
 def _path() -> Path:
     """The report for this processor, this build of llama.cpp and of EdgeSpec's own kernels."""
-    own = library_path()
-    of_own = "" if own is None else f"{own} {own.stat().st_mtime_ns}"
+    own = build.library_path()
+    of_own = "" if own is None else f"{own.name} {own.stat().st_mtime_ns}"
     folder = Path(os.environ.get(LLAMA_CPP_FOLDER, Path(llama_cpp.__file__).parent / "lib"))
-    return reports_folder() / f"{_digest(folder, of_own)}.json"
+    return build.reports_folder() / f"tried-{_digest(folder, of_own)}.json"
 
 
 @cache
@@ -159,17 +140,13 @@ def _digest(folder: Path, own: str) -> str:
     cores = probe_cores()
     digest.update(f"{_VERSION} {llama_cpp.__version__} {cores.model} {' '.join(cores.features)}".encode())
     digest.update(own.encode())
-    chosen = ggml.cpu_library() if _has_variants(folder) else None
+    chosen = ggml.cpu_library() if len(list(folder.glob("*ggml-cpu-*"))) > 1 else None
     with contextlib.suppress(OSError):
         for file in sorted(f for f in folder.iterdir() if "ggml" in f.name and not f.is_symlink()):
             digest.update(f"{file.name} {file.stat().st_size}".encode())
             if "ggml-cpu" in file.name and (chosen is None or file.name == chosen.name):
                 digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def _has_variants(folder: Path) -> bool:
-    return len(list(folder.glob("*ggml-cpu-*"))) > 1
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 
 from edgespec.errors import UsageError
+from edgespec.installation import install_command
 from edgespec.kernels.native.build import COMMAND
 
 VARIABLE = "EDGESPEC_KERNELS"
@@ -52,6 +53,15 @@ def cost_of_missing(layout: str) -> str:
         passes = "passes of many rows, such as those that verify trees"
         return f"Answers are right, but {passes}, take 2 to 4 times as long."
     return "Answers are right, but slower than they could be."
+
+
+def rebuild_command(layout: str = "") -> str:
+    """A shell command that rebuilds llama.cpp, or EdgeSpec's own kernels, so that a layout's kernels work."""
+    if layout == OWN:
+        return f"{COMMAND} --again"
+    # GCC bug 114098: the compiler drops stores that AMX instructions read.
+    flags = 'CXXFLAGS="-fno-tree-dse -fno-dse"' if layout == "AMX" else ""
+    return install_command(rebuild=True, environment=flags)
 
 
 def setting_for(instruction_set: str) -> str:

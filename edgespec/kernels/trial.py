@@ -9,16 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.errors import BackendError, InconclusiveTrial
-from edgespec.kernels.rebuild import rebuild_command
 from edgespec.kernels.report import TrialReport
-from edgespec.kernels.setting import AUTO, PLAIN, VARIABLE
+from edgespec.kernels.setting import AUTO, PLAIN, VARIABLE, rebuild_command
 from edgespec.processes.children import python_command, run
 from edgespec.processes.exit_status import crash_fault, ending_signal, signal_name
 from edgespec.processes.trial import memory_is_limited
 
 TRIAL_TIMEOUT_S = 240.0  # it takes two seconds; this long only on a machine that starves it
 
-_WORKER = "edgespec.llama.trials.kernel_worker"
+_WORKER = "edgespec.kernels.trial_worker"
 
 
 class LayoutsUntried(InconclusiveTrial):
@@ -39,7 +38,9 @@ class _Outcome:
 
     layouts: list[str] = field(default_factory=list)
     at: tuple[str, str] = (PLAIN, "loading llama.cpp")
+    with_sequences: bool = False  # whether it was trying several sequences then
     wrong: dict[str, str] = field(default_factory=dict)
+    wrong_with_sequences: dict[str, str] = field(default_factory=dict)
     seconds: dict[int, dict[str, tuple[float, ...]]] = field(default_factory=dict)
     done: bool = False
 
@@ -48,7 +49,7 @@ def run_trial(command: Sequence[str] = (), timeout_s: float = TRIAL_TIMEOUT_S) -
     """Compute with every layout in a child process, and start it again without any that crashes it.
 
     Args:
-        command: runs another worker; the layouts to leave out are added as the last argument, in JSON.
+        command: runs another worker; the layouts to leave out are added as the last argument.
 
     Raises:
         BackendError: llama.cpp crashes or computes nonsense even with weights as they are in the file.
@@ -56,21 +57,26 @@ def run_trial(command: Sequence[str] = (), timeout_s: float = TRIAL_TIMEOUT_S) -
     """
     command = command or python_command(_WORKER)
     problems: dict[str, str] = {}
+    with_sequences: dict[str, str] = {}
     inconclusive = ""
     while True:
-        outcome, returncode, error = _run([*command, json.dumps(sorted(problems))], timeout_s)
+        skipped = {"layouts": sorted(problems), "with_sequences": sorted(with_sequences)}
+        outcome, returncode, error = _run([*command, json.dumps(skipped)], timeout_s)
         if PLAIN in outcome.wrong:
             raise _broken(outcome.wrong[PLAIN])
         problems.update(outcome.wrong)
-        if outcome.done and inconclusive:
-            raise LayoutsUntried(inconclusive, TrialReport(problems, outcome.seconds))
+        with_sequences.update(outcome.wrong_with_sequences)
         if outcome.done:
-            return TrialReport(problems, outcome.seconds)
+            report = TrialReport(problems, outcome.seconds, with_sequences)
+            if inconclusive:
+                raise LayoutsUntried(inconclusive, report)
+            return report
         layout, what = outcome.at
+        found = with_sequences if outcome.with_sequences else problems
         reason, persists = _reason(returncode, error, timeout_s)
         if not persists:
             inconclusive = f"{reason} {what}"
-        if layout not in outcome.layouts or layout in problems:  # the plain one, or before any layout
+        if layout not in outcome.layouts or layout in found:  # the plain one, or before any layout
             if persists:
                 raise _broken(f"{reason} {what}")
             # There is no evidence against llama.cpp; the plain layout is the safest.
@@ -78,16 +84,7 @@ def run_trial(command: Sequence[str] = (), timeout_s: float = TRIAL_TIMEOUT_S) -
             raise LayoutsUntried(
                 inconclusive, TrialReport(dict.fromkeys(outcome.layouts, untried) | problems)
             )
-        problems[layout] = f"trying them, llama.cpp {reason} {what}"
-
-
-def run_sequences_trial() -> TrialReport:
-    """Compute several sequences of a recurrent model with every layout, in a child process.
-
-    Raises:
-        BackendError, LayoutsUntried: as run_trial.
-    """
-    return run_trial(python_command(_WORKER, "sequences"))
+        found[layout] = f"trying them, llama.cpp {reason} {what}"
 
 
 def _run(command: list[str], timeout_s: float) -> tuple[_Outcome, int | None, str]:
@@ -119,6 +116,9 @@ def _parse(output: bytes) -> _Outcome:
                     outcome.layouts = list(event["names"])
                 case "at":
                     outcome.at = (event["layout"], event["what"])
+                    outcome.with_sequences = event.get("with_sequences", False)
+                case "wrong" if event.get("with_sequences"):
+                    outcome.wrong_with_sequences[event["layout"]] = event["what"]
                 case "wrong":
                     outcome.wrong[event["layout"]] = event["what"]
                 case "seconds":

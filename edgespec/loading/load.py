@@ -23,8 +23,7 @@ from edgespec.images.projector import doubt_about, find_projector, named_project
 from edgespec.images.reader import ImageReader
 from edgespec.kernels.layouts import own_in_use
 from edgespec.kernels.native.build import build_once, needs_build
-from edgespec.kernels.rebuild import own_fault
-from edgespec.kernels.report_store import ensure_report, report_notes, stored_report
+from edgespec.kernels.report_store import ensure_report, own_fault, report_notes, stored_report
 from edgespec.kernels.setting import OWN, cost_of_missing, own_allowed
 from edgespec.llama.row_rule import MAX_PADDED_ROWS
 from edgespec.llama.runtime.device_failures import shortages

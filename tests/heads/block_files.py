@@ -9,11 +9,11 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.llama.trials.tiny_hybrid import N_VOCAB
 from tests.heads.block_reference import BlockShape
 from tests.heads.eagle_file import AddVocabulary, FloatArray
 from tests.heads.files import N_LAYERS, WIDTH
 from tests.tiny import finish
+from tests.tiny_hybrid import N_VOCAB
 
 SHAPE = BlockShape(
     layers=(1, 2, N_LAYERS - 1),

@@ -9,14 +9,14 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgespec.llama.trials import tiny_hybrid
-from edgespec.llama.trials.tiny_hybrid import N_VOCAB, add_bytes
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
+from tests import tiny_hybrid
 from tests.heads.eagle_file import FloatArray, HeadShape
 from tests.heads.reference import MTPShape
 from tests.tiny import finish
+from tests.tiny_hybrid import N_VOCAB, add_bytes
 
 WIDTH, N_LAYERS = 64, 4
 SHAPE = HeadShape(

@@ -22,7 +22,6 @@ from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.graph import GraphObserver
 from edgespec.llama.runtime.model import Model
-from edgespec.llama.trials.tiny_hybrid import N_VOCAB, add_bytes, write_tiny_hybrid
 from tests.heads import block_files
 from tests.heads.block_files import write_block_head
 from tests.heads.block_reference import BlockShape, ReferenceBlockHead
@@ -32,6 +31,7 @@ from tests.heads.files import MTP_SHAPE, SHAPE, WIDTH, write_target
 from tests.heads.gemma_files import write_gemma
 from tests.heads.gemma_reference import AssistantReference, GemmaReference, GemmaShape
 from tests.heads.reference import ReferenceHead, ReferenceMTPLayer, random_weights
+from tests.tiny_hybrid import N_VOCAB, add_bytes, write_tiny_hybrid
 
 TEXT = (1, 40, 50, 60, 70, 80)
 CHILDREN = (90, 100)

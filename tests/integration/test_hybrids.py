@@ -16,8 +16,9 @@ from edgespec.engine.engine import Engine
 from edgespec.files.checked import CheckedFiles
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
-from edgespec.kernels.layouts import available_layouts, only
+from edgespec.kernels.layouts import available_layouts
 from edgespec.kernels.report_store import ensure_report, layouts_in_use
+from edgespec.kernels.setting import PLAIN, VARIABLE, setting_of
 from edgespec.llama.cache.state_cache import N_SEQUENCES, StateCache
 from edgespec.llama.cache.states import StateStore
 from edgespec.llama.runtime.backend import start_backend
@@ -96,13 +97,15 @@ def test_each_branch_is_what_its_path_is_alone(path: Path, threads: int) -> None
         assert try_branches(context) is BranchExactness.SAME
 
 
-def test_each_kernel_layout_computes_branches(hybrids: dict[str, Path]) -> None:
+def test_each_kernel_layout_computes_branches(
+    hybrids: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     start_backend()
-    layouts = available_layouts()
-    working = layouts_in_use([layout.name for layout in layouts], ensure_report())
-    for names in [(), *((name,) for name in working)]:
-        with only([layout for layout in layouts if layout.name in names]), Model(hybrids["qwen35"]) as model:
-            assert model.layouts == names
+    working = layouts_in_use([layout.name for layout in available_layouts()], ensure_report())
+    for name in [None, *working]:
+        monkeypatch.setenv(VARIABLE, PLAIN if name is None else setting_of(name))
+        with Model(hybrids["qwen35"]) as model:
+            assert model.layouts == (() if name is None else (name,))
             assert try_branches(open_context(model)) is BranchExactness.SAME
 
 

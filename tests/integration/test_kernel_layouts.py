@@ -17,18 +17,17 @@ from edgespec.config import Config
 from edgespec.costs.planned_weights import HitRates
 from edgespec.errors import BackendError, UsageError
 from edgespec.kernels import report_store
-from edgespec.kernels.layouts import available_layouts, kernel_layout, kernel_layouts, kernels_identity
+from edgespec.kernels.layouts import kernel_layout, kernel_layouts, kernels_identity
 from edgespec.kernels.products import quantized
 from edgespec.kernels.report import TrialReport
 from edgespec.kernels.setting import PLAIN, VARIABLE, kernels_of
-from edgespec.kernels.trial import run_sequences_trial
+from edgespec.kernels.trial import run_trial
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.device_layers import ON_PROCESSOR
 from edgespec.llama.runtime.layout_overrides import layout_overrides, output_override
 from edgespec.llama.runtime.model import Model
-from edgespec.llama.trials.tiny_hybrid import write_tiny_hybrid
 from edgespec.loading.streamed_model import open_streamed_model, prepare_stream
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.header import read_header
@@ -38,17 +37,19 @@ from edgespec.planning.memory.stream_layout import StreamLayout
 from edgespec.processes import children
 from tests.card.synthetic import write_model
 from tests.sabotage import SABOTAGED_BOOT, sabotage
+from tests.tiny_hybrid import write_tiny_hybrid
 
 # Spoils one layout in the process that tries them.
 SABOTAGE = """
 import os, signal, sys
-if "edgespec.llama.trials.kernel_worker" in sys.orig_argv:
+if "edgespec.kernels.trial_worker" in sys.orig_argv:
     from edgespec.kernels import products
 
     class Spoiled(products.Product):
         def __init__(self, processor, type_id, shape, data, layout, activations):
             super().__init__(processor, type_id, shape, data, layout, activations)
-            self.spoiled = layout is not None and layout.name == {layout!r}
+            ours = layout is not None and layout.name == {layout!r}
+            self.spoiled = ours and activations.ndim == {dimensions}
 
         def compute(self):
             if self.spoiled and {fate!r} != "nonsense":
@@ -62,23 +63,6 @@ if "edgespec.llama.trials.kernel_worker" in sys.orig_argv:
             return values
 
     products.Product = Spoiled
-"""
-
-# The same for several sequences: what follows the first one of a batch is nonsense.
-SABOTAGE_SEQUENCES = """
-import sys
-if "edgespec.llama.trials.kernel_worker" in sys.orig_argv:
-    from edgespec.llama.runtime.context import Context
-
-    logits = Context.logits
-
-    def spoiled(self):
-        values = logits(self).copy()
-        if self.n_sequences > 1 and {layout!r} in self.model.layouts:
-            values[1:] = values[::-1][1:]
-        return values
-
-    Context.logits = spoiled
 """
 
 Q4_0 = 2  # the id of the type
@@ -104,14 +88,12 @@ def first_layout(auto: None) -> str:
 @pytest.fixture
 def program(at_a_desk: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     """Runs edgespec, with a layout that the trial finds to be faulty."""
-    for file in report_store.reports_folder().glob("*"):
-        file.unlink()
     folder = tmp_path / "sabotage"
     folder.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")
 
     def run(layout: str, fate: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        sabotage(folder, SABOTAGE.format(layout=layout, fate=fate))
+        sabotage(folder, SABOTAGE.format(layout=layout, fate=fate, dimensions=2), untried=True)
         return subprocess.run(
             [sys.executable, "-m", "edgespec", *arguments], capture_output=True, text=True, check=False
         )
@@ -125,14 +107,14 @@ def program(at_a_desk: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ("fate", "words"), [("SIGILL", "crashed (illegal instruction)"), ("nonsense", "compute nonsense")]
 )
 def test_a_faulty_layout_is_left_out_and_the_program_answers(
-    fate: str, words: str, first_layout: str, program: Program
+    fate: str, words: str, first_layout: str, program: Program, tmp_path: Path
 ) -> None:
     ask = ("generate", "-p", "The capital of France is", "--max-tokens", "4", "--verbose")
     done = program(first_layout, fate, *ask)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert f"{kernels_of(first_layout)} are not used" in done.stderr
-    (file,) = report_store.reports_folder().glob("*.json")
+    (file,) = (tmp_path / "sabotage" / "reports").glob("*.json")
     assert words in json.loads(file.read_text())["problems"][first_layout]
     written = file.stat().st_mtime_ns
     examined = json.loads(program(first_layout, fate, "doctor", "--json", "--no-disk-check").stdout)
@@ -146,8 +128,8 @@ def test_a_faulty_layout_is_left_out_and_the_program_answers(
 
 
 def test_llama_cpp_that_does_not_work_ends_in_a_message(auto: None, program: Program, tmp_path: Path) -> None:
-    crash = "import os, sys\nif 'edgespec.llama.trials.kernel_worker' in sys.orig_argv: os.abort()"
-    sabotage(tmp_path / "sabotage", crash)
+    crash = "import os, sys\nif 'edgespec.kernels.trial_worker' in sys.orig_argv: os.abort()"
+    sabotage(tmp_path / "sabotage", crash, untried=True)
     run = [sys.executable, "-m", "edgespec", "generate", "-p", "Hello"]
     done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -194,29 +176,28 @@ def logits_of(path: Path, n_sequences: int, **options: Any) -> np.ndarray[Any, A
 
 
 @pytest.mark.slow
-def test_each_layout_is_tried_with_several_sequences(auto: None, hybrid: Path) -> None:
-    report = run_sequences_trial()
-    assert set(report.problems) <= {layout.name for layout in available_layouts()}
+def test_what_is_used_with_several_sequences_is_right(auto: None, hybrid: Path) -> None:
     found, plain = logits_of(hybrid, 3, several_sequences=True), logits_of(hybrid, 3, repack=False)
-    assert np.abs(found - plain).max() < 0.2 * np.abs(plain).max(), "what is used is right"
+    assert np.abs(found - plain).max() < 0.2 * np.abs(plain).max()
 
 
 @pytest.mark.slow
 def test_a_layout_that_is_wrong_with_several_sequences_is_found(
     first_layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sabotage.py").write_text(SABOTAGE_SEQUENCES.format(layout=first_layout))
+    sabotage(tmp_path, SABOTAGE.format(layout=first_layout, fate="nonsense", dimensions=3))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(children, "_BOOT", SABOTAGED_BOOT)
-    report = run_sequences_trial()
-    assert "compute nonsense computing several sequences" in report.problems[first_layout]
+    report = run_trial()
+    assert "of several sequences" in report.with_sequences[first_layout]
+    assert first_layout not in report.problems
 
 
 def test_a_layout_that_is_wrong_with_several_sequences_is_left_out_there_alone(
     first_layout: str, hybrid: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = TrialReport({first_layout: "they compute nonsense"})
-    monkeypatch.setattr(report_store, "_found_of_sequences", known)
+    known = TrialReport(with_sequences={first_layout: "they compute nonsense"})
+    monkeypatch.setattr(report_store, "_found", known)
     with Model(hybrid, several_sequences=True) as model:
         assert first_layout not in model.layouts
     assert logits_of(hybrid, 3, several_sequences=True).size
@@ -225,12 +206,6 @@ def test_a_layout_that_is_wrong_with_several_sequences_is_left_out_there_alone(
         logits_of(hybrid, 3)
     assert logits_of(hybrid, 1).size, "one sequence alone is right"
 
-    def never() -> TrialReport:
-        raise AssertionError("models without a running state pay nothing for this")
-
-    monkeypatch.setattr(report_store, "_found_of_sequences", None)
-    monkeypatch.setattr(report_store, "run_sequences_trial", never)
-    monkeypatch.setattr("edgespec.kernels.layouts.faulty_with_sequences", never)
     with Model(short_path, several_sequences=True) as model:
         assert first_layout in model.layouts
     assert logits_of(short_path, 3).size

@@ -55,7 +55,7 @@ PROMPT = "Once upon a time"
 # Spoils the plug in the process that tries the kernels.
 SABOTAGE = """
 import sys
-if "edgespec.llama.trials.kernel_worker" in sys.orig_argv:
+if "edgespec.kernels.trial_worker" in sys.orig_argv:
     import ctypes
     from edgespec.kernels.native.library import NativeLibrary
     NativeLibrary.activate = lambda _library: ctypes.string_at(0)
@@ -373,15 +373,11 @@ def answer(engine: Engine) -> tuple[int, ...]:
 @pytest.fixture
 def program(at_a_desk: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Runs edgespec in an environment that is spoiled, and returns what it prints."""
-    from edgespec.kernels import report_store
-
-    for file in report_store.reports_folder().glob("*"):
-        file.unlink()
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
 
     def run(spoiled: str, *arguments: str) -> str:
-        sabotage(tmp_path, spoiled)
+        sabotage(tmp_path, spoiled, untried=True)
         run = [sys.executable, "-m", "edgespec", *arguments]
         done = subprocess.run(run, capture_output=True, text=True, check=False)
         assert "Traceback" not in done.stderr

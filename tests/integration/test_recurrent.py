@@ -21,7 +21,6 @@ from edgespec.llama.cache.states import StateStore
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
-from edgespec.llama.trials.tiny_hybrid import N_VOCAB, write_tiny_hybrid
 from edgespec.speculation.drafters.base import NoDrafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import DecodingMethod, method_for
@@ -30,6 +29,7 @@ from edgespec.speculation.sizing.sizers import FixedSizer
 from edgespec.speculation.tree import TokenTree
 from tests.heads.files import WIDTH, write_target
 from tests.passes import passes
+from tests.tiny_hybrid import N_VOCAB, write_tiny_hybrid
 from tests.tiny_mamba import write_mamba
 
 PROMPT = "one two three one two three one two"

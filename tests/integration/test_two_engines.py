@@ -41,8 +41,8 @@ def hybrid_leaves_out(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], 
     """Have a hybrid of several sequences loaded without layouts, as where these compute it wrongly."""
 
     def leave_out(layouts: list[str]) -> None:
-        known = TrialReport(dict.fromkeys(layouts, "they compute nonsense"))
-        monkeypatch.setattr(report_store, "_found_of_sequences", known)
+        known = dict.fromkeys(layouts, "they compute nonsense")
+        monkeypatch.setattr(report_store, "_found", TrialReport(with_sequences=known))
 
     return leave_out
 

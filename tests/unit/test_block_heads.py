@@ -16,7 +16,6 @@ from edgespec.heads.block.block_head import BlockHead, BlockKind, read_block_hea
 from edgespec.heads.block.block_logits import IndependentLogits, PairedLogits
 from edgespec.heads.eagle.eagle_head import EagleHead
 from edgespec.heads.families import head_of
-from edgespec.llama.trials.tiny_hybrid import N_VOCAB, add_bytes
 from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
@@ -30,6 +29,7 @@ from tests.heads.block_reference import BlockShape
 from tests.heads.eagle_file import FloatArray, write_head
 from tests.heads.files import WIDTH, blank_target, without_tensor
 from tests.heads.reference import random_weights
+from tests.tiny_hybrid import N_VOCAB, add_bytes
 
 DFLASH2 = replace(SHAPE, top_k=4)
 

@@ -11,7 +11,6 @@ import pytest
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.costs.yields import expected_yields
-from edgespec.llama.trials.tiny_hybrid import N_VOCAB
 from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.header import read_header
@@ -23,6 +22,7 @@ from edgespec.planning.drafter import choose_candidate
 from edgespec.planning.plan import Planner
 from edgespec.profiles.store import DraftProfile, PassProfile, ProfileKeys, ProfileStore
 from tests.heads.files import WIDTH, write_target
+from tests.tiny_hybrid import N_VOCAB
 
 
 class Known:

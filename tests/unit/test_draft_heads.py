@@ -17,7 +17,6 @@ from edgespec.heads.eagle.eagle_head import EagleHead, read_eagle_head
 from edgespec.heads.shared.layer_head import drafted_tokens
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.llama.runtime import nextn
-from edgespec.llama.trials.tiny_hybrid import N_VOCAB, add_bytes
 from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
@@ -25,6 +24,7 @@ from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 from tests.heads.eagle_file import FloatArray, HeadShape, write_head
 from tests.heads.files import SHAPE, WIDTH, blank_target, without_tensor
 from tests.heads.reference import ReferenceHead, random_weights
+from tests.tiny_hybrid import N_VOCAB, add_bytes
 
 DRAFTED = np.arange(0, 2 * SHAPE.n_drafted, 2, dtype=np.int64)
 

@@ -19,9 +19,12 @@ from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import DevicesConfig
 from edgespec.errors import EdgeSpecError, InconclusiveTrial, ModelFileError
 from edgespec.generation.config import Grammar
+from edgespec.kernels import report_store
 from edgespec.kernels.device_speed import measure_speeds
+from edgespec.kernels.native import build
 from edgespec.kernels.report import TrialReport
-from edgespec.kernels.report_store import _saved_or_new
+from edgespec.kernels.report_store import ensure_report
+from edgespec.kernels.setting import VARIABLE
 from edgespec.kernels.trial import run_trial
 from edgespec.llama.build import BuildDevice
 from edgespec.llama.cache.state_cache import N_SEQUENCES
@@ -228,18 +231,21 @@ def test_a_client_is_told_that_a_trial_proved_nothing() -> None:
 
 @pytest.mark.parametrize("fate", _HARM)
 def test_layouts_that_could_not_be_tried_are_left_out_by_this_process_alone(
-    fate: str, tmp_path: Path
+    fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, runs = tmp_path / "report.json", []
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(build, "reports_folder", lambda: tmp_path)
+    runs = []
 
     def try_out() -> TrialReport:
         runs.append(1)
-        program = f"{_HARM[fate]}\nfrom edgespec.llama.trials import kernel_worker\nkernel_worker.main()"
+        program = f"{_HARM[fate]}\nfrom edgespec.kernels import trial_worker\ntrial_worker.main()"
         return run_trial([sys.executable, "-c", program], 0.3 if fate == "stopped" else PATIENCE_S)
 
     for _ in range(2):
-        assert not _saved_or_new(path, try_out).seconds
-        assert not path.exists()
+        monkeypatch.setattr(report_store, "_found", None)  # another process
+        assert not ensure_report(try_out).seconds
+        assert not list(tmp_path.glob("*.json"))
     assert len(runs) == 2
 
 

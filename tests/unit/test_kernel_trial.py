@@ -12,10 +12,10 @@ import pytest
 from edgespec.errors import BackendError
 from edgespec.installation import install_command
 from edgespec.kernels import report_store
+from edgespec.kernels.native import build
 from edgespec.kernels.report import ROWS, TrialReport
 from edgespec.kernels.report_store import (
     ensure_report,
-    faulty_with_sequences,
     layouts_in_use,
     report_notes,
     stored_report,
@@ -28,17 +28,17 @@ from tests.waiting import PATIENCE_S
 WORKER = """
 import json, os, signal, sys, time
 skipped = json.loads(sys.argv[-1])
-fate, at = sys.argv[1], sys.argv[2]
+fate, at, several = sys.argv[1], sys.argv[2], sys.argv[3] == "several"
 say = lambda event, **values: print(json.dumps({"event": event, **values}), flush=True)
 say("layouts", names=["FAST", "FAULTY", "SAFE"])
 print("a library prints something")
 for layout in ["plain", "FAST", "FAULTY", "SAFE"]:
-    if layout in skipped:
+    if layout in skipped["with_sequences" if several else "layouts"]:
         continue
-    say("at", layout=layout, what="multiplying Q4_0 with 8 rows")
+    say("at", layout=layout, what="multiplying Q4_0 with 8 rows", with_sequences=several)
     if layout == at:
         if fate == "hang": time.sleep(3600)
-        if fate == "wrong": say("wrong", layout=layout, what="they compute nonsense")
+        if fate == "wrong": say("wrong", layout=layout, what="they compute nonsense", with_sequences=several)
         if fate == "raise": raise MemoryError("no memory")
         if fate.startswith("SIG"): os.kill(os.getpid(), getattr(signal, fate))
 say("seconds", type=2, seconds={"plain": [3, 3, 3], "SAFE": [2, 2, 2]})
@@ -48,8 +48,8 @@ say("done")
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
 
-def trial(fate: str, at: str, timeout_s: float = PATIENCE_S) -> TrialReport:
-    return run_trial([sys.executable, "-c", WORKER, fate, at], timeout_s)
+def trial(fate: str, at: str, timeout_s: float = PATIENCE_S, sequences: str = "one") -> TrialReport:
+    return run_trial([sys.executable, "-c", WORKER, fate, at, sequences], timeout_s)
 
 
 def untried(fate: str, at: str, timeout_s: float = PATIENCE_S) -> TrialReport:
@@ -82,6 +82,15 @@ def test_a_faulty_layout_is_left_out_and_the_others_are_tried(fate: str, words: 
     assert list(report.problems) == ["FAULTY"]
     assert re.search(words, report.problems["FAULTY"])
     assert 2 in report.seconds, "the trial went on without it"
+
+
+@posix
+@pytest.mark.parametrize(("fate", "words"), [("SIGSEGV", "crashed"), ("wrong", "compute nonsense")])
+def test_a_layout_that_fails_with_several_sequences_is_left_out_there_alone(fate: str, words: str) -> None:
+    report = trial(fate, "FAULTY", sequences="several")
+    assert report.problems == {}
+    assert words in report.with_sequences.pop("FAULTY")
+    assert report == trial("none", "none")
 
 
 def test_a_layout_that_hangs_is_left_out() -> None:
@@ -118,12 +127,11 @@ def test_a_worker_that_cannot_be_started_is_no_verdict_on_llama_cpp(tmp_path: Pa
 
 
 @pytest.fixture
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on the first run: nothing was found by this process, and nothing is report_store."""
+def nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the first run: nothing was found by this process, and nothing is kept."""
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(report_store, "_found", None)
-    for file in report_store.reports_folder().glob("*"):
-        file.unlink()
+    monkeypatch.setattr(build, "reports_folder", lambda: tmp_path / "reports")
 
 
 def test_it_is_tried_once_and_kept(nothing_known: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,40 +147,16 @@ def test_it_is_tried_once_and_kept(nothing_known: None, monkeypatch: pytest.Monk
     monkeypatch.setattr(report_store, "_found", None)  # the next process
     assert stored_report() == ensure_report(run) == report
     assert len(runs) == 1
-    assert ensure_report(lambda: TrialReport(), again=True) == stored_report() == TrialReport()
 
 
-def test_several_sequences_are_tried_once_when_they_are_asked_for_and_kept(
-    nothing_known: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A child's result that is wrong on purpose leads to the decision, and is remembered."""
-    runs: list[int] = []
-
-    def run() -> TrialReport:
-        runs.append(1)
-        return trial("wrong", "FAULTY")
-
-    monkeypatch.setattr(report_store, "_found_of_sequences", None)
-    ensure_report(lambda: TrialReport())
-    assert not runs, "who does not ask does not pay"
-    assert faulty_with_sequences(run) == faulty_with_sequences(run) == {"FAULTY"}
-    monkeypatch.setattr(report_store, "_found_of_sequences", None)  # the next process
-    assert faulty_with_sequences(run) == {"FAULTY"}
-    assert len(runs) == 1
-    monkeypatch.setattr(report_store, "_found", None)
-    stored = stored_report()
-    assert stored is not None
-    assert not stored.problems, "alone, a sequence is right"
-    monkeypatch.setenv(VARIABLE, "plain")
-    assert faulty_with_sequences(run) == frozenset()
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"rows": [1], "problems": {}, "seconds": {}}', "\x00"])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"rows": [1], "problems": {}, "seconds": {}, "with_sequences": {}}', "\x00"]
+)
 def test_what_is_damaged_is_tried_again(
     content: str, nothing_known: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ensure_report(lambda: TrialReport({"OLD": "problem"}))
-    (file,) = report_store.reports_folder().glob("*.json")
+    (file,) = build.reports_folder().glob("*.json")
     file.write_text(content)
     monkeypatch.setattr(report_store, "_found", None)
     assert ensure_report(lambda: TrialReport({"NEW": "problem"})).problems == {"NEW": "problem"}
@@ -195,7 +179,7 @@ def test_a_cache_that_cannot_be_written_to_stops_nothing(
     nothing_known: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(report_store, "reports_folder", lambda: tmp_path / "file" / "kernels")
+    monkeypatch.setattr(build, "reports_folder", lambda: tmp_path / "file" / "kernels")
     assert ensure_report(lambda: TrialReport({"A": "b"})).problems == {"A": "b"}
 
 
@@ -244,6 +228,6 @@ def test_speedups_are_the_middle_of_all_quantizations() -> None:
 
 
 def test_a_report_survives_its_file() -> None:
-    report = TrialReport({"A": "b"}, {2: {"plain": (0.5, 0.25, 1e-6)}})
+    report = TrialReport({"A": "b"}, {2: {"plain": (0.5, 0.25, 1e-6)}}, {"C": "d"})
     assert len(ROWS) == 3
     assert TrialReport.from_json(json.loads(json.dumps(report.to_json()))) == report

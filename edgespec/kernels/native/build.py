@@ -118,6 +118,14 @@ def compiled_sets(library: Path) -> frozenset[str]:
     return frozenset(named.removeprefix("-").split("+")) - {_ANY} if named else instruction_sets()
 
 
+def reports_folder() -> Path:
+    """Return the folder of what trials of the library found: beside it, if it was compiled here."""
+    *_, in_cache = folders = list(_folders())
+    library = library_path()
+    beside = library is not None and library.parent in folders and os.access(library.parent, os.W_OK)
+    return library.parent if library is not None and beside else in_cache
+
+
 def needs_build() -> bool:
     """True if there is no library, or this processor has instruction sets that it was not compiled for."""
     path = library_path()

@@ -13,9 +13,10 @@ import llama_cpp
 
 from edgespec.errors import BackendError, DeviceLostError, EdgeSpecError, MemoryLimitError, ModelFileError
 from edgespec.files.state import FileState, states_of
-from edgespec.kernels.layouts import ModelKernels, try_layouts
+from edgespec.kernels.layouts import ModelKernels
 from edgespec.kernels.native.guard import call_guard
 from edgespec.kernels.native.offload import SentProducts, keep_views, sent_products
+from edgespec.kernels.report_store import ensure_report
 from edgespec.llama.runtime import forks
 from edgespec.llama.runtime.backend import log_lines, start_backend
 from edgespec.llama.runtime.device_failures import LossWatch, device_error
@@ -134,7 +135,7 @@ class Model:
         params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP if memory_map else llama_cpp.LLAMA_LOAD_MODE_NONE
         self.kernels = ModelKernels()
         if repack and not vocabulary_only:
-            try_layouts()
+            ensure_report()
         if not vocabulary_only:
             states = repack and several_sequences and read_header(path).keeps_running_state
             self.kernels = ModelKernels.chosen(sequences_with_states=states)

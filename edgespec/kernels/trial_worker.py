@@ -1,8 +1,8 @@
 """The child process of `kernels.trial`: computes with every kernel layout, and compares with the plain one.
 
-Its last argument is a JSON list of layouts (ggml's names) to leave out; with `sequences` before it, only
-several sequences of a model with a running state are tried. Prints one JSON object per line, and announces
-each step before taking it: if the process dies, the last line shows where.
+Its last argument is a JSON object: the layouts (ggml's names) to leave out, and those to leave out where
+several sequences share a product. Prints one JSON object per line, and announces each step before taking it:
+if the process dies, the last line shows where.
 """
 
 from __future__ import annotations
@@ -10,46 +10,37 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edgespec.errors import EdgeSpecError
 from edgespec.kernels.attention import Attention
-from edgespec.kernels.ggml import F16, F32
-from edgespec.kernels.layouts import KernelLayout, available_layouts, only, supporting_layouts, use_own
+from edgespec.kernels.ggml import F32
+from edgespec.kernels.layouts import (
+    KernelLayout,
+    available_layouts,
+    looks_up_rows,
+    supporting_layouts,
+    use_own,
+)
 from edgespec.kernels.native import library
 from edgespec.kernels.products import FloatArray, Processor, Product, quantized, type_name
 from edgespec.kernels.report import ROWS
 from edgespec.kernels.setting import OWN, PLAIN
-from edgespec.llama.runtime.backend import start_backend
-from edgespec.llama.runtime.batch import TokenBatch
-from edgespec.llama.runtime.context import Context
-from edgespec.llama.runtime.model import Model
-from edgespec.llama.trials.tiny_hybrid import WIDTH, write_tiny_hybrid
 from edgespec.machine.cores import usable_cores
-from edgespec.machine.probe import available_memory
-from edgespec.models.gguf.types import BLOCK_SIZES
-from edgespec.models.hub import catalog
 
 _LENGTH, _HEIGHT = 2048, 1024  # of the matrix; every block size and tile size divides them
 _STACK = 4  # matrices in a stack, as experts have
 _DISTINCT = 64  # different rows, which are repeated: quantizing takes longer than multiplying
 _MANY = 130  # rows, of which own kernels take some at a time: nothing is timed with so many
 _ROUNDS = 5  # of which the fastest counts
-_HALVES = (F16, 30)  # and brain floats
-_TYPES = [
-    type_id
-    for type_id, (block, _bytes) in BLOCK_SIZES.items()
-    if (block > 1 and type_id not in (9, 15)) or type_id in _HALVES
-]
+# ggml's numbers of F16, BF16 and the quantizations that files have.
+_TYPES = (1, 2, 3, *range(6, 9), *range(10, 15), *range(16, 24), 29, 30, 34, 35, *range(39, 43))
 _MAX_CPU_S, _MAX_CPU_S_PER_CORE = 60, 4  # of processor time; a trial takes two to ten
-_DECODE_MEMORY = 1 << 30  # bytes that must be free for the real model
 
 _Q8_0 = 8
 _ATTENTION = (
@@ -69,35 +60,27 @@ _MAX_DEVIATION = 0.25
 # Plain products are compared with the unquantized matrix, which 2 bits per weight approximate only roughly.
 _MAX_QUANTIZATION_ERROR = 0.5
 
-# Models with a running state: of texts that share a pass.
-_SEQUENCES, _TEXT = 3, 6
-_SEQUENCE_TYPES = (1, *_TYPES)  # F16 first
-
-# Through the layers of a model the difference grows; unrelated logits have a cosine near 0.
-_LEAST_COSINE = 0.9
+# Models with a running state multiply by the rows of several sequences at once.
+_SEQUENCES, _TEXTS = 3, (1, 6)  # and rows of each
 
 
 def main() -> None:
     """Try everything, or several sequences alone."""
     _limit_process()
-    *kind, skipped_names = sys.argv[1:]
-    skipped = set(json.loads(skipped_names))
-    _plug_in(skipped)
-    start_backend()
+    skipped = json.loads(sys.argv[-1])
+    _plug_in(skipped["layouts"])
     names = [layout.name for layout in available_layouts()]
     _say("layouts", names=names)
-    layouts = [layout for layout in available_layouts() if layout.name not in skipped]
-    if kind:
-        _try_sequences(layouts)
-        _say("done")
-        return
+    layouts = [layout for layout in available_layouts() if layout.name not in skipped["layouts"]]
     with Processor(usable_cores()) as processor, Processor(1) as core:
-        layouts = _try_unpacked(processor, _try_products(processor, core, layouts))
-    _try_decoding(layouts)
+        # First, because a layout that crashes has everything tried again without it.
+        _try_sequences(processor, [each for each in layouts if each.name not in skipped["with_sequences"]])
+        layouts = _try_products(processor, core, layouts)
+        _try_unpacked(processor, layouts)
     _say("done")
 
 
-def _plug_in(skipped: set[str]) -> None:
+def _plug_in(skipped: list[str]) -> None:
     """Make ggml ask EdgeSpec's own kernels about every node before it computes any with other layouts.
 
     So a crash while it does is theirs.
@@ -136,7 +119,7 @@ def _try_products(processor: Processor, core: Processor, layouts: list[KernelLay
             if rows == _MANY and not any(layout.name == OWN for layout in able):
                 continue
             given = (type_id, shape, data, activations[:rows])
-            trial = _Trial(processor, *given)
+            trial = _Trial(processor, *given, f"multiplying {type_name(type_id)} with {_rows(rows)}")
             if not trial.plain_is_right(exact[:rows]):
                 sys.exit(1)  # there is nothing to compare with
             wrong = [layout for layout in able if not trial.is_right(layout)]
@@ -150,23 +133,24 @@ def _try_products(processor: Processor, core: Processor, layouts: list[KernelLay
                 for name, best in _fastest(core, able, *given).items():
                     seconds.setdefault(name, []).append(best)
         _say("seconds", type=type_id, seconds={n: s for n, s in seconds.items() if len(s) == len(ROWS)})
-        shape = (_LENGTH, _DISTINCT, _STACK)
-        for layout in supporting_layouts(type_id, shape):
-            trial = _Trial(processor, type_id, shape, part * _STACK, activations[: max(ROWS)])
-            if layout in layouts and not trial.is_right(layout):
-                layouts = [other for other in layouts if other != layout]
+        stack = (_LENGTH, _DISTINCT, _STACK)
+        if able := [layout for layout in supporting_layouts(type_id, stack) if layout in layouts]:
+            what = f"multiplying {type_name(type_id)} by index"
+            trial = _Trial(processor, type_id, stack, part * _STACK, activations[: max(ROWS)], what)
+            layouts = [each for each in layouts if each not in able or trial.is_right(each)]
+        shape = (_LENGTH, _DISTINCT)
+        if able := [layout for layout in layouts if looks_up_rows(layout, type_id, shape)]:
+            what = f"looking up rows of {type_name(type_id)}"
+            trial = _Trial(processor, type_id, shape, part, np.arange(max(ROWS), dtype=np.int32), what)
+            layouts = [each for each in layouts if each not in able or trial.is_right(each)]
     return layouts
 
 
-def _try_unpacked(processor: Processor, layouts: list[KernelLayout]) -> list[KernelLayout]:
-    """Try the nodes without packed weights that EdgeSpec's own kernels compute.
-
-    Returns:
-        The layouts whose results are right.
-    """
+def _try_unpacked(processor: Processor, layouts: list[KernelLayout]) -> None:
+    """Try the nodes without packed weights that EdgeSpec's own kernels compute."""
     own = library.loaded()
     if own is None or all(layout.name != OWN for layout in layouts):
-        return layouts
+        return
     nodes: list[tuple[str, int, Callable[[int, library.NativeLibrary | None], FloatArray]]] = [
         (f"computing attention in heads of {each.size}", each.cells, partial(each.compute, processor))
         for each in _ATTENTION
@@ -184,8 +168,7 @@ def _try_unpacked(processor: Processor, layouts: list[KernelLayout]) -> list[Ker
             _say("wrong", layout=OWN, what=f"their results depend on the number of rows {what}")
         else:
             continue
-        return [layout for layout in layouts if layout.name != OWN]
-    return layouts
+        return
 
 
 def _float_product(processor: Processor, rows: int, own: library.NativeLibrary | None) -> FloatArray:
@@ -204,7 +187,12 @@ def _float_product(processor: Processor, rows: int, own: library.NativeLibrary |
 
 
 class _Trial:
-    """A product of one quantization type and one number of rows, in any layout."""
+    """A product of one quantization type with given activations, in any layout.
+
+    Args:
+        what: is computed, for messages: "multiplying ...".
+        with_sequences: the verdict holds for products of several sequences alone.
+    """
 
     def __init__(
         self,
@@ -212,12 +200,15 @@ class _Trial:
         type_id: int,
         shape: tuple[int, ...],
         data: bytes,
-        activations: FloatArray,
+        activations: NDArray[Any],
+        what: str,
+        *,
+        with_sequences: bool = False,
     ) -> None:
         self._given = (processor, type_id, shape, data)
         self._activations = activations
-        kind = "by index " if len(shape) == 3 else ""
-        self._what = f"multiplying {type_name(type_id)} {kind}with {_rows(len(activations))}"
+        self._what = what
+        self._with_sequences = with_sequences
         self.results: dict[str, FloatArray] = {}
         self._plain = self._result(None)
 
@@ -235,11 +226,13 @@ class _Trial:
         deviation = float(np.max(np.abs(found - self._plain))) / scale
         if _error(found, self._plain) < _MAX_ERROR and deviation < _MAX_DEVIATION:
             return True
-        _say("wrong", layout=layout.name, what=f"they compute nonsense {self._what}")
+        what = f"they compute nonsense {self._what}"
+        _say("wrong", layout=layout.name, what=what, with_sequences=self._with_sequences)
         return False
 
     def _result(self, layout: KernelLayout | None) -> FloatArray:
-        _say("at", layout=layout.name if layout else PLAIN, what=self._what)
+        name = layout.name if layout else PLAIN
+        _say("at", layout=name, what=self._what, with_sequences=self._with_sequences)
         with Product(*self._given, layout, self._activations) as made:
             made.compute()
             result = made.result()
@@ -275,102 +268,33 @@ def _fastest(
     return {name: min(found[name] for found in rounds) for name in products}
 
 
-def _try_decoding(layouts: list[KernelLayout]) -> None:
-    """Decode with the default model, if it is installed and there is enough memory."""
-    try:
-        path = catalog.find(catalog.DEFAULT, fetch=False)
-    except EdgeSpecError:
-        return
-    if not path.exists() or available_memory() < _DECODE_MEMORY:
-        return
-    plain = _decoded(path, None)
-    if not np.all(np.isfinite(plain)):
-        _say("wrong", layout=PLAIN, what="computes nonsense decoding a small model")
-        sys.exit(1)
-    for layout in layouts:
-        if not _least_cosine(_decoded(path, layout), plain) > _LEAST_COSINE:  # true of NaN too
-            _say("wrong", layout=layout.name, what="they compute nonsense decoding a small model")
+def _try_sequences(processor: Processor, layouts: list[KernelLayout]) -> None:
+    """Try products with rows of several sequences, which those of models with a running state are.
 
-
-def _decoded(path: Path, layout: KernelLayout | None) -> FloatArray:
-    """Logits of a chain of tokens, decoded in batches of each number of rows."""
-    _say("at", layout=layout.name if layout else PLAIN, what="decoding a small model")
-    found = []
-    with only([layout] if layout else []), Model(path) as model:
-        context = Context(
-            model,
-            n_cells=256,
-            n_rows=max(ROWS),
-            n_outputs=max(ROWS),
-            n_sequences=1,
-            n_threads=1,  # several were tried above, and on a busy machine threads wait long for each other
-        )
-        rng = np.random.default_rng(0)
-        start = 0
-        for rows in ROWS:
-            tokens = rng.integers(0, model.vocabulary.n_tokens, rows, dtype=np.int32)
-            context.decode(TokenBatch.run(tokens, start, n_sequences=1, logits="all"))
-            found.append(context.logits().copy())
-            start += rows
-        context.close()
-    return np.concatenate(found)
-
-
-def _try_sequences(layouts: list[KernelLayout]) -> None:
-    """Decode several sequences of a tiny hybrid in a batch, and one at a time, with every quantization."""
+    A layout that is right without them may be wrong here: AMX is, with F16.
+    """
     rng = np.random.default_rng(0)
-    weights = rng.standard_normal((_DISTINCT, WIDTH), dtype=np.float32)
-    with tempfile.TemporaryDirectory() as folder:
-        for type_id in _SEQUENCE_TYPES:
-            able = [layout for layout in supporting_layouts(type_id, (WIDTH, WIDTH)) if layout in layouts]
-            if not able or quantized(type_id, weights) is None:
-                continue
-            path = write_tiny_hybrid(Path(folder) / f"{type_id}.gguf", type_id, partial(quantized, type_id))
-            what = f"computing several sequences of a model with a running state in {type_name(type_id)}"
-            for layout in [None, *able]:
-                name = layout.name if layout else PLAIN
-                _say("at", layout=name, what=what)
-                if not sequences_agree(path, layout):
-                    _say("wrong", layout=name, what=f"they compute nonsense {what}")
-                    layouts = [other for other in layouts if other != layout]
-            path.unlink()
-
-
-def sequences_agree(path: Path, layout: KernelLayout | None) -> bool:
-    """True if a model gives each of several sequences in a batch what it gives that sequence alone."""
-    with only([layout] if layout else []), Model(path) as model:
-        rng = np.random.default_rng(0)
-        tokens = rng.integers(3, model.vocabulary.n_tokens, (_SEQUENCES, _TEXT + 1), dtype=np.int32)
-        together, alone = (
-            Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=count, n_threads=1)
-            for count in (_SEQUENCES, 1)
-        )
-        for start, end in ((0, _TEXT), (_TEXT, _TEXT + 1)):
-            batches = [TokenBatch.run(text[start:end], start, n_sequences=1, logits="all") for text in tokens]
-            ids = [np.full(len(batch), number, dtype=np.int32) for number, batch in enumerate(batches)]
-            rows = [batch.with_sequences(own) for batch, own in zip(batches, ids, strict=True)]
-            together.decode(TokenBatch.joined(rows))
-            found = together.logits().copy()
-            expected = []
-            for text in tokens:
-                alone.clear()
-                alone.decode(TokenBatch.run(text[:end], 0, n_sequences=1, logits="all"))
-                expected.append(alone.logits()[start:end].copy())
-            if not _least_cosine(found, np.concatenate(expected)) > _LEAST_COSINE:  # true of NaN too
-                return False
-        return True
+    shape = (_DISTINCT * _STACK, _DISTINCT)
+    weights = rng.standard_normal(shape[::-1], dtype=np.float32)
+    for type_id in _TYPES:
+        able = [layout for layout in supporting_layouts(type_id, shape) if layout in layouts]
+        if not able or (data := quantized(type_id, weights)) is None:
+            continue
+        for rows in _TEXTS:
+            values = rng.standard_normal((_SEQUENCES, rows, shape[0]), dtype=np.float32)
+            what = f"multiplying {type_name(type_id)} with {_rows(rows)} of several sequences"
+            trial = _Trial(processor, type_id, shape, data, values, what, with_sequences=True)
+            if not trial.plain_is_right(values @ weights.T):
+                sys.exit(1)
+            wrong = [layout for layout in able if not trial.is_right(layout)]
+            layouts = [layout for layout in layouts if layout not in wrong]
+            able = [layout for layout in able if layout not in wrong]
 
 
 def _error(found: FloatArray, expected: FloatArray) -> float:
     """Mean squared difference over the mean square; infinite if it is not a number."""
     error = float(np.mean((found - expected) ** 2) / np.mean(expected**2))
     return error if np.isfinite(error) else float("inf")
-
-
-def _least_cosine(found: FloatArray, expected: FloatArray) -> float:
-    """The smallest cosine of corresponding rows, each minus its mean."""
-    a, b = (values - values.mean(axis=1, keepdims=True) for values in (found, expected))
-    return float(np.min(np.sum(a * b, axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)))
 
 
 def _rows(count: int) -> str:
