@@ -115,11 +115,11 @@ def _gap(engine: Engine, prompt: str, tokens: list[int], reference: list[int]) -
     at = next((i for i, (a, b) in enumerate(zip(tokens, reference, strict=False)) if a != b), None)
     if at is None:
         return 0.0
-    from edgespec.engine.sequence import Sequence, SequenceTree
+    from edgespec.engine.sequence import SequenceTree, TextSequence
     from edgespec.speculation.tree import TokenTree
 
     text = [*engine.encoder.encode(prompt), *reference[:at]]
-    sequence = Sequence(text)
+    sequence = TextSequence(text)
     engine.target.prefill(sequence)
     trees = [SequenceTree(sequence, TokenTree.root_only(text[-1]))]
     logits = engine.target.verify(trees).logits[0][0]

@@ -20,7 +20,7 @@ from pathlib import Path
 import edgespec
 from benchmarks.harness import parser_of, print_head
 from benchmarks.workload import PROMPTS, dropped, q4_0, smollm2
-from edgespec.engine import sequence as sequences
+from edgespec.engine.sequence import SequenceTree, TextSequence
 from edgespec.generation.config import GenerationConfig
 from edgespec.machine.probe import usable_cores
 from edgespec.speculation.draws import SeededDraws
@@ -106,10 +106,10 @@ def tokens_of(engine: edgespec.Engine, methods: list[DecodingMethod], budget: in
     The first of them drafts; where the draft knows the target's noise, it alone judges.
     """
     limits = TreeLimits(budget, depth=budget - 1)
-    sequence = sequences.Sequence(text)
+    sequence = TextSequence(text)
     engine.target.prefill(sequence)
     guess = methods[0].drafting.draft(engine.drafter, text, limits)
-    trees = [sequences.SequenceTree(sequence, guess.tree)]
+    trees = [SequenceTree(sequence, guess.tree)]
     logits = engine.target.verify(trees).logits[0].copy()
     engine.target.commit(trees, [[0]])
     shared = methods[0].rule.name == "shared-noise"

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import edgespec
-from edgespec.engine import sequence as sequences
 from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Event, Request, RequestSource
+from edgespec.engine.sequence import TextSequence
 from edgespec.llama.cache.state_file import StateFile
 from tests.integration.test_parallel import alone, requests
 
@@ -91,7 +91,7 @@ def together(
     set_aside, before = engine.target.set_aside, engine.target.cache.compactions
     states: list[StateFile] = []
 
-    def noted(sequence: sequences.Sequence, folder: Path) -> None:
+    def noted(sequence: TextSequence, folder: Path) -> None:
         set_aside(sequence, folder)
         assert sequence.state is not None
         states.append(sequence.state)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol, TypeVar
 
-Answer = TypeVar("Answer")
+_T = TypeVar("_T")
 
 
 class Cancellable(Protocol):
@@ -35,7 +35,7 @@ class Interruption:
     def __init__(self) -> None:
         self.signal = 0
 
-    def reach(self, answer: Answer, engine: Cancellable) -> Answer:
+    def reach(self, answer: _T, engine: Cancellable) -> _T:
         """Cancel an answer that was just asked for if the signal came before; returns the answer."""
         if self:
             engine.cancel()

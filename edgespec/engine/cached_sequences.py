@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import abc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from edgespec.engine.sequence import Sequence
+from edgespec.engine.sequence import TextSequence
 from edgespec.files.checked import CheckedFiles
 from edgespec.llama.cache.kv_cache import KVCache, close_all_but, common_prefix, inherit, open_beside
 from edgespec.llama.cache.state_file import StateFile
@@ -34,7 +33,7 @@ class CachedSequences:
     """
 
     def __init__(self, cache: KVCache) -> None:
-        self._sequences = [Sequence([], cache=cache)]
+        self._sequences = [TextSequence([], cache=cache)]
         self.max_leaves = cache.max_paths
         # Saving a sequence's state takes an id of its own; a running state is that of one sequence.
         self.max_sequences = max(self.max_leaves - 1, 1) if cache.saves_parts else 1
@@ -44,7 +43,7 @@ class CachedSequences:
         self._guessing = False  # trees were verified, but nothing of them is committed yet
 
     @property
-    def own(self) -> Sequence:
+    def own(self) -> TextSequence:
         """The target's own sequence."""
         return self._sequences[0]
 
@@ -54,14 +53,14 @@ class CachedSequences:
         return self.own.kv_cache
 
     @property
-    def tokens(self) -> abc.Sequence[int]:
+    def tokens(self) -> Sequence[int]:
         """The tokens of the target's own sequence whose keys and values are in the cache."""
         if self._changing:
             self._recover()
         return self.own.cached
 
     @property
-    def sequences(self) -> abc.Sequence[Sequence]:
+    def sequences(self) -> Sequence[TextSequence]:
         """All sequences in the cache, the target's own first."""
         if self._changing:
             self._recover()
@@ -77,7 +76,7 @@ class CachedSequences:
         """Cells that sequences hold."""
         return self.cache.n_live
 
-    def open_sequence(self, sequence: Sequence) -> None:
+    def open_sequence(self, sequence: TextSequence) -> None:
         """Give a sequence a place in the cache, with as much of its beginning as is known already.
 
         The cells of the longest beginning that another sequence has in common are shared. A recurrent state
@@ -102,7 +101,7 @@ class CachedSequences:
                 sequence.scores.inherit(source.scores, shared)
         self._changing = False
 
-    def _make_own(self, sequence: Sequence) -> None:
+    def _make_own(self, sequence: TextSequence) -> None:
         """Give a sequence the place of the target's own, with what that has of its beginning."""
         old = self.own
         if sequence is old:
@@ -118,7 +117,7 @@ class CachedSequences:
         old.cache = None
         self._changing = False
 
-    def close_sequence(self, sequence: Sequence) -> None:
+    def close_sequence(self, sequence: TextSequence) -> None:
         """Forget a sequence that was opened; the target's own stays."""
         if sequence is self.own:
             return
@@ -128,19 +127,19 @@ class CachedSequences:
         self._changing = False
         sequence.cache = None
 
-    def longest_prefix(self, sequence: Sequence) -> tuple[Sequence | None, int]:
+    def longest_prefix(self, sequence: TextSequence) -> tuple[TextSequence | None, int]:
         """Another sequence in the cache that has most of the beginning of one, and how much that is.
 
         If the prompt is scored, the scores of that beginning must be known.
         """
-        longest: tuple[Sequence | None, int] = (None, 0)
+        longest: tuple[TextSequence | None, int] = (None, 0)
         for other in self._sequences:
             length = 0 if other is sequence else sequence.shared_with(other)
             if length > longest[1]:
                 longest = other, length
         return longest
 
-    def recall(self, sequence: Sequence, length: int | None = None) -> int:
+    def recall(self, sequence: TextSequence, length: int | None = None) -> int:
         """Make the cache hold as much of a sequence as possible without a pass.
 
         Args:
@@ -163,7 +162,7 @@ class CachedSequences:
         self._changing = False
         return sequence.n_cached
 
-    def set_aside(self, sequence: Sequence, folder: Path) -> None:
+    def set_aside(self, sequence: TextSequence, folder: Path) -> None:
         """Move what the cache holds of a sequence that was opened to a file; `recall` moves it back.
 
         Args:
@@ -176,7 +175,7 @@ class CachedSequences:
         self._changing = False
         self.close_sequence(sequence)
 
-    def save_state(self, store: StateStore, tokens: abc.Sequence[int]) -> int:
+    def save_state(self, store: StateStore, tokens: Sequence[int]) -> int:
         """Make a store hold the state of as much of a sequence as is in the cache, and of no other sequence.
 
         Args:
@@ -202,20 +201,20 @@ class CachedSequences:
         """A store of states of this target's sequences."""
         return StateStore(files, repr(sorted(self.identity.items())))
 
-    def _store_blocks(self, sequence: Sequence) -> None:
+    def _store_blocks(self, sequence: TextSequence) -> None:
         """Write the whole blocks of a sequence that are not on disk yet."""
         for place in (*self.stores, sequence.store):
             if place is not None:
                 place.save(sequence.kv_cache, sequence.cached, tail=False)
 
-    def storing(self, sequence: Sequence) -> Iterator[None]:
+    def storing(self, sequence: TextSequence) -> Iterator[None]:
         """Write what is not on disk yet of a sequence to the stores, with a step for each block.
 
         The steps end early when the cache no longer has the sequence as it is now.
         """
         return self._storing(sequence.kv_cache, sequence, sequence.cached)
 
-    def _storing(self, cache: KVCache, sequence: Sequence, tokens: list[int]) -> Iterator[None]:
+    def _storing(self, cache: KVCache, sequence: TextSequence, tokens: list[int]) -> Iterator[None]:
         for store in self.stores:
             blocks = store.saving(cache, tokens, tail=True)
             while sequence.cache is cache and sequence.cached == tokens:
@@ -232,7 +231,7 @@ class CachedSequences:
         self.own.rewind(length)
         self._changing = False
 
-    def truncate_to(self, sequence: Sequence, length: int) -> None:
+    def truncate_to(self, sequence: TextSequence, length: int) -> None:
         """End an answer: forget what plain decoding would not have read by its end."""
         self._begin()
         sequence.kv_cache.truncate_to(length)
@@ -257,6 +256,6 @@ class CachedSequences:
         self._changing = self._guessing = False
 
 
-def _drop_pending(sequence: Sequence) -> None:
+def _drop_pending(sequence: TextSequence) -> None:
     """Forget the tokens that only the next pass would read; they are read like any others then."""
     sequence.rewind(sequence.kv_cache.length - sequence.kv_cache.n_pending)

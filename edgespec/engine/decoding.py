@@ -16,8 +16,7 @@ from typing import Literal
 
 from edgespec.engine.access import ExclusiveAccess
 from edgespec.engine.drafting import Drafts, Speculator
-from edgespec.engine.sequence import Batch
-from edgespec.engine.sequence import Sequence as Running
+from edgespec.engine.sequence import Batch, TextSequence
 from edgespec.engine.target import Target, TargetPass
 from edgespec.engine.turn import SavedStates, Turn
 from edgespec.generation.result import Chunk, FinishReason, PassRecord
@@ -140,7 +139,7 @@ class Decoder:
         return records
 
     def answer(
-        self, sequence: Running, turn: Turn, on_prefill: Callable[[int, int], None] | None
+        self, sequence: TextSequence, turn: Turn, on_prefill: Callable[[int, int], None] | None
     ) -> Generator[Chunk, None, None]:
         """Read a prompt that has the target to itself, then extend it pass by pass until the answer ends."""
         answer, states, prompt = sequence.answer, turn.states, list(sequence.tokens)
@@ -184,7 +183,7 @@ class Decoder:
             self._access.check()
         yield last
 
-    def _read(self, sequence: Running, on_prefill: Callable[[int, int], None] | None) -> None:
+    def _read(self, sequence: TextSequence, on_prefill: Callable[[int, int], None] | None) -> None:
         """Read a prompt, up to what the pass of the first tree reads with it."""
         # A head drafts from hidden states of the whole prompt.
         reads_target = self._speculator.drafter.reads_target
@@ -195,7 +194,7 @@ class Decoder:
         finally:
             sequence.answer.prompt_was_read(length - self._target.recalled)
 
-    def finish(self, sequence: Running, reason: FinishReason) -> Chunk:
+    def finish(self, sequence: TextSequence, reason: FinishReason) -> Chunk:
         """End an answer, and its sequence in the cache where plain decoding would have."""
         answer = sequence.answer
         answer.generation.plain_pass_s = self._speculator.plain_passes.seconds

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import abc
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.costs.pass_time import RoundCosts
 from edgespec.engine.observation import ObservationPolicy
 from edgespec.engine.plain_passes import PlainPasses
-from edgespec.engine.sequence import Batch, Sequence, Sizer
+from edgespec.engine.sequence import Batch, Sizer, TextSequence
 from edgespec.engine.target import Target
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
@@ -146,7 +146,7 @@ class Speculator:
         seed: int,
         constraint: Constraint | None,
         start: int,
-        own: abc.Sequence[Proposer] = (),
+        own: Sequence[Proposer] = (),
     ) -> tuple[DecodingMethod, Sizer]:
         """Return the decoding method of an answer, and the sizer of its trees.
 
@@ -190,9 +190,7 @@ class Speculator:
             return drafts
         return replace(drafts, steps=drafter.steps, rows=drafter.rows, text_s=drafter.text_s)
 
-    def observe(
-        self, batch: Batch, drafts: Drafts, logits: abc.Sequence[FloatArray], verify_s: float
-    ) -> float:
+    def observe(self, batch: Batch, drafts: Drafts, logits: Sequence[FloatArray], verify_s: float) -> float:
         """Show the drafter what the target said in a pass; returns the seconds that it looked.
 
         Args:
@@ -228,7 +226,7 @@ class Speculator:
         by_rows = replace(record, nodes=record.nodes + batch.chunk_rows)
         self.profile_updates.add_pass(by_rows, self._target.context.n_threads)
 
-    def learn_tree(self, sequence: Sequence, record: PassRecord, accepted: int) -> None:
+    def learn_tree(self, sequence: TextSequence, record: PassRecord, accepted: int) -> None:
         """Count what a tree yielded, for a sequence that had the pass to itself.
 
         Args:
@@ -241,7 +239,7 @@ class Speculator:
             path = choice.path[: accepted + 1]
             self.profile_updates.add_tree(tree, path, record, answer.config.temperature)
 
-    def _draft_one(self, sequence: Sequence) -> Drafts:
+    def _draft_one(self, sequence: TextSequence) -> Drafts:
         """The tree of a sequence that has a pass to itself: its method may prescribe what kind of tree."""
         unread = sequence.unread
         room = PassRoom(self._target.max_unread + 1 - unread, unread) if unread else None

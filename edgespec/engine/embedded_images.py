@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import abc
+from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.engine.sequence import Sequence
+from edgespec.engine.sequence import TextSequence
 from edgespec.errors import UsageError
 from edgespec.images.rows import PlacedImage
 from edgespec.llama.cache.kv_cache import KVCache
@@ -42,7 +42,7 @@ def decode_image(context: Context, cache: KVCache, image: PlacedImage, most: int
     return end - first
 
 
-def tokens_with_images(sequence: Sequence, end: int, most: int) -> int:
+def tokens_with_images(sequence: TextSequence, end: int, most: int) -> int:
     """Count the next tokens, up to `end`, that are read together: an image and the text around it.
 
     They fill one pass, or as many as the first image needs. Rows that see those behind them (without a causal
@@ -64,7 +64,7 @@ def tokens_with_images(sequence: Sequence, end: int, most: int) -> int:
     return stop - start if stop >= image.end else 0
 
 
-def decode_with_text(sequence: Sequence, count: int, token_rows: TokenRows, most: int) -> None:
+def decode_with_text(sequence: TextSequence, count: int, token_rows: TokenRows, most: int) -> None:
     """Decode the next tokens of a sequence, with embeddings in place of all of them, `most` in a pass.
 
     That gives the bits of passes of their own only where no number of rows changes any.
@@ -94,7 +94,7 @@ def decode_with_text(sequence: Sequence, count: int, token_rows: TokenRows, most
         cache.append(batch)
 
 
-def require_readable(context: Context, images: abc.Sequence[PlacedImage]) -> None:
+def require_readable(context: Context, images: Sequence[PlacedImage]) -> None:
     """Refuse images that cannot be read in a context.
 
     Raises:

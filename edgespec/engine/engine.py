@@ -6,8 +6,7 @@ the `Scheduler` decides which sequences share passes, and `ExclusiveAccess` whos
 
 from __future__ import annotations
 
-from collections import abc
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
@@ -18,7 +17,7 @@ from edgespec.engine.drafting import Speculator
 from edgespec.engine.requests import AnswerCollector, Event, Request, RequestList, RequestSource, numbered
 from edgespec.engine.scheduler import Scheduler
 from edgespec.engine.scored_texts import scored_texts, scores_of
-from edgespec.engine.sequence import Sequence
+from edgespec.engine.sequence import TextSequence
 from edgespec.engine.sequence_maker import Loaded, SequenceMaker
 from edgespec.engine.target import Target
 from edgespec.engine.turn import SavedStates, Turn
@@ -196,7 +195,7 @@ class Engine:
             self.last_generation = sequence.answer.generation
             yield from self.decoder.answer(sequence, turn, on_prefill)
 
-    def restore_conversation(self, tokens: abc.Sequence[int], states: SavedStates) -> int:
+    def restore_conversation(self, tokens: Sequence[int], states: SavedStates) -> int:
         """Restore a conversation from its saved states; returns how many tokens are in the cache then.
 
         Where positions depend on images (M-RoPE), these must have been read, or nothing is restored yet.
@@ -205,7 +204,7 @@ class Engine:
             UsageError: this thread has begun an answer and not ended it.
             BackendError: the engine is closed.
         """
-        sequence = Sequence(list(tokens), store=states.target)
+        sequence = TextSequence(list(tokens), store=states.target)
         if min(tokens, default=0) < 0 and self.target.model.has_position_parts:
             reader = self.encoder.images
             if reader is None or not reader.knows(tokens):
@@ -213,7 +212,7 @@ class Engine:
             sequence.images = reader.placed(tokens)
         return self._access.run(lambda: self.target.recall(sequence, len(tokens)))
 
-    def save_conversation(self, tokens: abc.Sequence[int], states: SavedStates) -> None:
+    def save_conversation(self, tokens: Sequence[int], states: SavedStates) -> None:
         """Save what the cache has of a conversation; raises as `restore_conversation`."""
         self._access.run(lambda: self.decoder.save(tokens, states))
 
@@ -237,7 +236,7 @@ class Engine:
         source: RequestSource | Iterable[Request],
         *,
         parallel: int | None = None,
-        on_pass: Callable[[abc.Sequence[PassRecord]], None] | None = None,
+        on_pass: Callable[[Sequence[PassRecord]], None] | None = None,
     ) -> Generator[Event, None, None]:
         """Answer many requests in shared passes, yielding what each pass adds to each answer.
 
@@ -287,7 +286,7 @@ class Engine:
     def score(
         self,
         prompts: Iterable[Prompt],
-        continuations: Iterable[str | abc.Sequence[int]] | None = None,
+        continuations: Iterable[str | Sequence[int]] | None = None,
         *,
         top: int = 0,
         parallel: int | None = None,
@@ -326,7 +325,7 @@ class Engine:
         call: Call,
         source: RequestSource,
         parallel: int | None,
-        on_pass: Callable[[abc.Sequence[PassRecord]], None] | None,
+        on_pass: Callable[[Sequence[PassRecord]], None] | None,
     ) -> Generator[Event, None, None]:
         """Answer the requests of a source, waiting for more while there are none."""
         with call.active, self._access.turn(call):
@@ -354,7 +353,7 @@ class Engine:
                 with self._access.held_for_cleanup():
                     scheduler.close()
 
-    def _begin(self, request: Request) -> Sequence:
+    def _begin(self, request: Request) -> TextSequence:
         with self._access.held(), checked_while_waiting(self._abort.check):
             sequence = self.maker.for_request(request)
         self.last_generation = sequence.answer.generation

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import abc
+from collections.abc import Sequence
 from typing import Protocol
 
-from edgespec.engine.sequence import Sequence
+from edgespec.engine.sequence import TextSequence
 from edgespec.speculation.tree import FloatArray
 
 
@@ -18,7 +18,7 @@ class HiddenStates(Protocol):
 class HiddenReader(Protocol):
     """A drafter that reads the hidden states of committed tokens."""
 
-    def receive(self, sequence: Sequence, start: int, hidden: FloatArray) -> None:
+    def receive(self, sequence: TextSequence, start: int, hidden: FloatArray) -> None:
         """Tokens of a sequence were read. Computes nothing, so it cannot be interrupted.
 
         Args:
@@ -34,7 +34,7 @@ class HiddenReader(Protocol):
             DecodeAborted: stopped from outside; the rest is computed later.
         """
 
-    def closed(self, sequence: Sequence) -> None:
+    def closed(self, sequence: TextSequence) -> None:
         """A sequence was forgotten, and its place in the cache with it."""
 
 
@@ -49,7 +49,7 @@ class HiddenFeed:
         """Give a reader the hidden states from now on."""
         self._states, self._reader = states, reader
 
-    def show(self, sequence: Sequence, start: int, rows: slice | abc.Sequence[int]) -> None:
+    def show(self, sequence: TextSequence, start: int, rows: slice | Sequence[int]) -> None:
         """Show the reader the hidden states of rows of the last decode that a sequence kept.
 
         Of sequences with images nothing is shown: heads read a token beside each state.
@@ -65,7 +65,7 @@ class HiddenFeed:
         if self._reader is not None:
             self._reader.digest()
 
-    def closed(self, sequence: Sequence) -> None:
+    def closed(self, sequence: TextSequence) -> None:
         """Tell the reader that a sequence was forgotten."""
         if self._reader is not None:
             self._reader.closed(sequence)

@@ -9,13 +9,13 @@ sequences are scheduled by speed alone.
 
 from __future__ import annotations
 
-from collections import abc, deque
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from edgespec.engine.pass_plan import CellBudget, PassLimits, PrefillLimiter, plan_pass
 from edgespec.engine.requests import Event, Request, RequestSource
-from edgespec.engine.sequence import Batch, PromptChunk, Sequence, Status
+from edgespec.engine.sequence import Batch, PromptChunk, Status, TextSequence
 from edgespec.engine.target import Target
 from edgespec.files.cache_kind import CacheKind
 from edgespec.generation.result import Chunk, FinishReason, PassRecord
@@ -53,11 +53,11 @@ class Scheduler:
         source: RequestSource,
         abort: AbortFlag,
         *,
-        step: Callable[[Batch], abc.Sequence[PassRecord]],
-        begin: Callable[[Request], Sequence],
-        finish: Callable[[Sequence, FinishReason], Chunk],
+        step: Callable[[Batch], Sequence[PassRecord]],
+        begin: Callable[[Request], TextSequence],
+        finish: Callable[[TextSequence, FinishReason], Chunk],
         max_sequences: int,
-        on_pass: Callable[[abc.Sequence[PassRecord]], None] | None = None,
+        on_pass: Callable[[Sequence[PassRecord]], None] | None = None,
     ) -> None:
         self._target = target
         self._drafter = drafter
@@ -74,12 +74,12 @@ class Scheduler:
         self._cells = CellBudget(target.context.n_cells, spare=4 * target.max_nodes)
         self.is_idle = self.is_done = False
         self._events: deque[Event] = deque()
-        self._in_flight: list[Sequence] = []
-        self._waiting: deque[Sequence] = deque()
-        self._idle: deque[Sequence] = deque()  # finished, kept for requests that begin alike
+        self._in_flight: list[TextSequence] = []
+        self._waiting: deque[TextSequence] = deque()
+        self._idle: deque[TextSequence] = deque()  # finished, kept for requests that begin alike
         self._read_image = False  # in the last pass
-        self._storing: dict[Sequence, Iterator[None]] = {}  # what is left to be written of sequences
-        self._drafted: deque[abc.Sequence[int]] = deque(maxlen=_MAX_DRAFTED)  # finished, not yet written
+        self._storing: dict[TextSequence, Iterator[None]] = {}  # what is left to be written of sequences
+        self._drafted: deque[Sequence[int]] = deque(maxlen=_MAX_DRAFTED)  # finished, not yet written
 
     def advance(self) -> deque[Event]:
         """Run a pass, or let requests begin or end, and return what that adds to each answer.
@@ -158,7 +158,7 @@ class Scheduler:
         chunks = [_chunk(sequence, size) for sequence, size in zip(reading, plan.chunks, strict=True) if size]
         return Batch(ready[: plan.extended], chunks, limits.rows)
 
-    def _readable(self, reading: abc.Sequence[Sequence], logits: int) -> list[int]:
+    def _readable(self, reading: Sequence[TextSequence], logits: int) -> list[int]:
         """The number of tokens of each prompt that the next pass can read.
 
         Args:
@@ -209,7 +209,7 @@ class Scheduler:
                 return
             self._open(sequence)
 
-    def _has_room(self, wanted: Sequence | None) -> bool:
+    def _has_room(self, wanted: TextSequence | None) -> bool:
         """True if another sequence may begin, after forgetting finished ones if need be.
 
         Args:
@@ -232,7 +232,7 @@ class Scheduler:
         """Cells in use, and those that prompts will take."""
         return self._target.n_live + sum(sequence.missing for sequence in self._in_flight)
 
-    def _forget_finished(self, last: Sequence | None = None) -> bool:
+    def _forget_finished(self, last: TextSequence | None = None) -> bool:
         """Give up the least recent of the finished sequences; False if there is none.
 
         Args:
@@ -247,7 +247,7 @@ class Scheduler:
         self._forget(next((sequence for sequence in finished if sequence is not last), finished[0]))
         return True
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _forget(self, sequence: TextSequence) -> None:
         """Give up a finished sequence, whose state is written first."""
         for _ in self._storing.pop(sequence, ()):
             pass
@@ -274,7 +274,7 @@ class Scheduler:
             self._drafted.popleft()
         return False
 
-    def _open(self, sequence: Sequence) -> None:
+    def _open(self, sequence: TextSequence) -> None:
         """Give a sequence its place in the cache, with what is known of it already."""
         if self._target.max_sequences == 1:  # the sequence that it takes the place of is still to be written
             while self._store_a_block():
@@ -289,7 +289,9 @@ class Scheduler:
         sequence.started = False
         sequence.to_read = sequence.missing
 
-    def _reads_alone(self, ready: abc.Sequence[Sequence], reading: abc.Sequence[Sequence]) -> Sequence | None:
+    def _reads_alone(
+        self, ready: Sequence[TextSequence], reading: Sequence[TextSequence]
+    ) -> TextSequence | None:
         """The sequence whose prompt gets the next pass to itself; None if the pass is shared.
 
         An image is read alone. The oldest prompt is where that is faster, in the longest piece.
@@ -313,7 +315,7 @@ class Scheduler:
         alone = self._target.must_try(missing) or not (ready or reading[1:])
         return reading[0] if alone else None
 
-    def _read_alone(self, sequence: Sequence, ready: int) -> None:
+    def _read_alone(self, sequence: TextSequence, ready: int) -> None:
         """Read an image, alone or with what is around it, or the next piece of a prompt.
 
         While others are being answered, an image is read in parts of as many rows as a pass has for a text.
@@ -341,7 +343,7 @@ class Scheduler:
     def _streamed(self) -> bool:
         return self._target.model.weights.streamed_bytes > 0
 
-    def _limits_with(self, ready: int, unread: abc.Sequence[int]) -> PassLimits:
+    def _limits_with(self, ready: int, unread: Sequence[int]) -> PassLimits:
         """Limits of the next pass.
 
         Only where weights are streamed does it matter into how many pieces prompts are cut. They are then
@@ -369,7 +371,7 @@ class Scheduler:
                 self._target.open_sequence(sequence)
                 sequence.to_read = sequence.missing
 
-    def _add(self, sequence: Sequence, record: PassRecord) -> None:
+    def _add(self, sequence: TextSequence, record: PassRecord) -> None:
         """Add what a pass has appended to a sequence to its answer."""
         request, chunk, error = sequence.request, None, sequence.error
         assert request is not None
@@ -392,7 +394,7 @@ class Scheduler:
             self._waiting.remove(sequence)
             self._end(sequence, "cancelled")
 
-    def _close(self, sequence: Sequence, reason: FinishReason, error: Exception | None = None) -> None:
+    def _close(self, sequence: TextSequence, reason: FinishReason, error: Exception | None = None) -> None:
         """End an answer; its sequence stays in the cache until the room is needed."""
         sequence.forget_part_of_image()
         self._end(sequence, reason, error)
@@ -405,7 +407,7 @@ class Scheduler:
         if len(self._idle) > self._most_idle:
             self._forget(self._idle[0])
 
-    def _end(self, sequence: Sequence, reason: FinishReason, error: Exception | None = None) -> None:
+    def _end(self, sequence: TextSequence, reason: FinishReason, error: Exception | None = None) -> None:
         """End an answer, and say so."""
         request = sequence.request
         assert request is not None
@@ -425,7 +427,7 @@ class Scheduler:
                 return
             self._set_aside(self._in_flight[-1])
 
-    def _set_aside(self, sequence: Sequence) -> None:
+    def _set_aside(self, sequence: TextSequence) -> None:
         """Move a sequence's state to disk until there is room for it again."""
         self._target.set_aside(sequence, CacheKind.PROMPTS.folder)
         self._in_flight.remove(sequence)
@@ -452,19 +454,19 @@ def _most_rows(target: Target) -> int:
     return min(target.rule.maximum, target.context.n_rows, max(usual, target.max_nodes))
 
 
-def _is_being_read(sequence: Sequence, others: abc.Sequence[Sequence]) -> bool:
+def _is_being_read(sequence: TextSequence, others: Sequence[TextSequence]) -> bool:
     """True if an earlier sequence is about to read what this one needs next; its cells are then shared."""
     if sequence.started:
         return False
     return any(sequence.will_share(other) >= sequence.n_cached + _SHARED_PREFIX for other in others)
 
 
-def _note_read(sequence: Sequence) -> None:
+def _note_read(sequence: TextSequence) -> None:
     """Note that a prompt was read."""
     sequence.answer.prompt_was_read(sequence.read)
 
 
-def _chunk(sequence: Sequence, size: int) -> PromptChunk:
+def _chunk(sequence: TextSequence, size: int) -> PromptChunk:
     sequence.started = True
     sequence.read += size
     return PromptChunk.next_of(sequence, size)

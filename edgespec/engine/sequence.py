@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import abc
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -41,7 +40,7 @@ class Status(Enum):
 
 
 @dataclass(eq=False)
-class Sequence:
+class TextSequence:
     """A prompt, and the answer to it as it grows.
 
     Its tokens are held here alone. The cache holds a beginning of them, `cached`; the last one is the root of
@@ -85,7 +84,7 @@ class Sequence:
     last_round: tuple[TokenTree, Acceptance] | None = None
     error: Exception | None = None
     proposed_by: list[ProposedBy] = field(default_factory=list)
-    images: abc.Sequence[PlacedImage] = ()
+    images: Sequence[PlacedImage] = ()
     said: AnswerSource | None = None
     _spliced: SplicedText | None = None
 
@@ -189,13 +188,13 @@ class Sequence:
         """True if its chunks show the trees of its passes."""
         return self.request is not None and self.request.traced
 
-    def shared_with(self, other: Sequence) -> int:
+    def shared_with(self, other: TextSequence) -> int:
         """The number of its first tokens that need not be read, as another one has them in the cache."""
         held = min(common_prefix(other.tokens, self.tokens), other.n_cached, len(self.tokens) - 1)
         held = self.between_images(held)
         return held if self.scores is None else self.scores.shareable(other.scores, held)
 
-    def will_share(self, other: Sequence) -> int:
+    def will_share(self, other: TextSequence) -> int:
         """The number of its first tokens to share with another one once that one has read them."""
         alike = min(common_prefix(other.tokens, self.tokens), len(other.tokens) - 1, len(self.tokens) - 1)
         alike = self.between_images(alike)
@@ -224,7 +223,7 @@ class Sequence:
         """Limits of a tree that leaves room for the bonus token, which follows the accepted path."""
         return replace(limits, depth=min(limits.depth, self.end - len(self.tokens) - 1))
 
-    def accept(self, draft: DraftedTree, logits: FloatArray) -> abc.Sequence[int]:
+    def accept(self, draft: DraftedTree, logits: FloatArray) -> Sequence[int]:
         """Append the accepted tokens and the bonus token; returns the accepted path.
 
         If the choice of tokens fails, `error` says why, and the path is empty.
@@ -304,7 +303,7 @@ class Sequence:
 class SequenceTree:
     """A sequence, and a tree of possible continuations, whose root is the sequence's last token."""
 
-    sequence: Sequence
+    sequence: TextSequence
     tree: TokenTree
 
 
@@ -316,12 +315,12 @@ class PromptChunk:
         start: position of the first.
     """
 
-    sequence: Sequence
+    sequence: TextSequence
     start: int
-    tokens: abc.Sequence[int]
+    tokens: Sequence[int]
 
     @classmethod
-    def next_of(cls, sequence: Sequence, size: int) -> PromptChunk:
+    def next_of(cls, sequence: TextSequence, size: int) -> PromptChunk:
         """The next `size` tokens of a sequence, or fewer if there are no more."""
         start = sequence.n_cached
         return cls(sequence, start, sequence.tokens[start : min(start + size, len(sequence.tokens))])
@@ -351,12 +350,12 @@ class Batch:
         max_rows: most rows of a shared pass.
     """
 
-    sequences: abc.Sequence[Sequence]
-    chunks: abc.Sequence[PromptChunk] = ()
+    sequences: Sequence[TextSequence]
+    chunks: Sequence[PromptChunk] = ()
     max_rows: int = 0
 
     @property
-    def sole_sequence(self) -> Sequence | None:
+    def sole_sequence(self) -> TextSequence | None:
         """The sequence that has the pass to itself; None if it is shared."""
         return self.sequences[0] if len(self.sequences) == 1 and not self.chunks else None
 
@@ -380,7 +379,7 @@ class Batch:
         """Rows of prompts whose logits are wanted."""
         return sum(len(chunk.scored) for chunk in self.chunks)
 
-    def accept(self, drafts: Iterable[DraftedTree], logits: Iterable[FloatArray]) -> list[abc.Sequence[int]]:
+    def accept(self, drafts: Iterable[DraftedTree], logits: Iterable[FloatArray]) -> list[Sequence[int]]:
         """Extend each sequence by what the target chose; returns the accepted path of each tree."""
         return [
             sequence.accept(draft, rows)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections import abc
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from edgespec.engine.answer import Answer
@@ -12,7 +11,7 @@ from edgespec.engine.drafting import Speculator
 from edgespec.engine.embedded_images import require_readable
 from edgespec.engine.requests import Request
 from edgespec.engine.scored_texts import scored_text
-from edgespec.engine.sequence import Sequence
+from edgespec.engine.sequence import TextSequence
 from edgespec.engine.target import Target
 from edgespec.errors import ContextLengthError, UsageError
 from edgespec.generation.config import GenerationConfig
@@ -42,8 +41,8 @@ class Loaded:
     load_s: float = 0.0
     keys: ProfileKeys | None = None
     memory: MemoryUse = field(default_factory=MemoryUse)
-    notes: abc.Sequence[str] = ()
-    warnings: abc.Sequence[str] = ()
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
 class SequenceMaker:
@@ -100,7 +99,7 @@ class SequenceMaker:
 
     def for_prompt(
         self, prompt: list[int], config: GenerationConfig, raw: bool, owner: Hashable = None
-    ) -> Sequence:
+    ) -> TextSequence:
         """The sequence of a prompt that was `encoded`.
 
         Args:
@@ -127,9 +126,9 @@ class SequenceMaker:
         room = self._context - len(prompt)
         answer = Answer(len(prompt), room, config, generation, self._target.model.vocabulary, plan)
         end = len(prompt) + answer.most
-        return Sequence(list(prompt), method, end, sizer, answer, images=images, said=source)
+        return TextSequence(list(prompt), method, end, sizer, answer, images=images, said=source)
 
-    def _images_in(self, prompt: abc.Sequence[int]) -> abc.Sequence[PlacedImage]:
+    def _images_in(self, prompt: Sequence[int]) -> Sequence[PlacedImage]:
         """The images in a prompt.
 
         Raises:
@@ -141,7 +140,7 @@ class SequenceMaker:
         require_readable(self._target.context, images)
         return images
 
-    def for_request(self, request: Request) -> Sequence:
+    def for_request(self, request: Request) -> TextSequence:
         """The sequence of a request, or of a prompt that is to be scored."""
         prompt, first = request.prompt, request.scored_from
         if request.continuation is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -13,7 +12,7 @@ import numpy as np
 from edgespec.engine.cached_sequences import CachedSequences
 from edgespec.engine.embedded_images import decode_image, decode_with_text, tokens_with_images
 from edgespec.engine.hidden_states import HiddenFeed, HiddenReader, HiddenStates
-from edgespec.engine.sequence import PromptChunk, Sequence, SequenceTree
+from edgespec.engine.sequence import PromptChunk, SequenceTree, TextSequence
 from edgespec.generation.expert_use import ExpertUse
 from edgespec.llama.cache.kv_cache import (
     KVCache,
@@ -82,7 +81,7 @@ class Target(CachedSequences):
 
     def prefill(
         self,
-        sequence: Sequence,
+        sequence: TextSequence,
         length: int | None = None,
         *,
         on_progress: Callable[[int, int], None] | None = None,
@@ -136,7 +135,7 @@ class Target(CachedSequences):
         return min(self.rule.maximum, self.context.n_rows) - 1
 
     def read_chunk(
-        self, sequence: Sequence, length: int | None = None, *, image_rows: int | None = None
+        self, sequence: TextSequence, length: int | None = None, *, image_rows: int | None = None
     ) -> int:
         """Read the next tokens of a sequence, in as large a chunk as possible.
 
@@ -162,7 +161,7 @@ class Target(CachedSequences):
             self._ends_in_pieces = False
             return self._read_next(sequence, length, image_rows)
 
-    def _read_next(self, sequence: Sequence, length: int, image_rows: int | None) -> int:
+    def _read_next(self, sequence: TextSequence, length: int, image_rows: int | None) -> int:
         self._begin()
         start = sequence.n_cached
         missing = length - start
@@ -190,7 +189,7 @@ class Target(CachedSequences):
         self._hidden.digest()
         return n_tokens
 
-    def readable_together(self, sequence: Sequence, length: int | None = None) -> int:
+    def readable_together(self, sequence: TextSequence, length: int | None = None) -> int:
         """Count the next tokens that are read together because there is an image among them.
 
         That saves reading the weights once for each image, and once for each text between images.
@@ -204,7 +203,7 @@ class Target(CachedSequences):
         together = tokens_with_images(sequence, length, self.prompt_rows)
         return together if together and self._token_rows is not None else 0
 
-    def divides_images(self, sequence: Sequence) -> bool:
+    def divides_images(self, sequence: TextSequence) -> bool:
         """True if the images of a sequence may be read in parts of any size, with passes of others between.
 
         Where rows of an image see those behind them, they must share a pass. And a row rule that chooses
@@ -290,7 +289,7 @@ class Target(CachedSequences):
             cache.append(replace(batch, padding_wants_logits=False), rows)
         self._hidden.show(chunk.sequence, chunk.start, slice(len(batch)))
 
-    def _try_long(self, sequence: Sequence, n_tokens: int, rows: int, pieces: PrefillChunks) -> None:
+    def _try_long(self, sequence: TextSequence, n_tokens: int, rows: int, pieces: PrefillChunks) -> None:
         """Read a piece in proven pieces and then as a whole, and record whether both gave the same bits."""
         cache = sequence.kv_cache
         start = cache.length
@@ -314,7 +313,7 @@ class Target(CachedSequences):
             sequence.rewind(first)
             cache.restore(expected, length - first)
 
-    def verify(self, trees: abc.Sequence[SequenceTree], chunks: abc.Sequence[PromptChunk] = ()) -> TargetPass:
+    def verify(self, trees: Sequence[SequenceTree], chunks: Sequence[PromptChunk] = ()) -> TargetPass:
         """Run a pass over trees, each after its sequence, and over chunks of prompts.
 
         Args:
@@ -394,7 +393,7 @@ class Target(CachedSequences):
         used = now - experts if now is not None and experts is not None else None
         return TargetPass(tuple(verified), self.context.waited_s - waited, used, self.context.setup_s - setup)
 
-    def commit(self, trees: abc.Sequence[SequenceTree], paths: abc.Sequence[abc.Sequence[int]]) -> None:
+    def commit(self, trees: Sequence[SequenceTree], paths: Sequence[Sequence[int]]) -> None:
         """Keep the accepted nodes of the trees that were verified last, and discard the others.
 
         Args:
@@ -415,7 +414,7 @@ class Target(CachedSequences):
                 self._store_blocks(sequence)
         self._guessing = self._changing = False
 
-    def close_sequence(self, sequence: Sequence) -> None:
+    def close_sequence(self, sequence: TextSequence) -> None:
         is_own = sequence is self.own
         super().close_sequence(sequence)
         if not is_own:

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import USUAL_OVERLAP, fitted_overlap, read_seconds
-from edgespec.engine import sequence as sequences
+from edgespec.engine.sequence import SequenceTree, TextSequence
 from edgespec.engine.target import Target
 from edgespec.llama.first_layers import FirstLayers
 from edgespec.llama.row_rule import FEW_PASSES
@@ -156,7 +156,7 @@ def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, floa
     Args:
         tokens: the text before the rows, and then at least this many rows.
     """
-    text = sequences.Sequence(tokens[: _TEXT + 1])
+    text = TextSequence(tokens[: _TEXT + 1])
     target.prefill(text)
     if not target.model.weights.streamed_bytes:
         _pass(target, text, tokens, 1)
@@ -166,7 +166,7 @@ def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, floa
     if rows <= target.max_nodes:
         taken = _pass(target, text, tokens, rows)
     else:  # only prompts are read in pieces this long
-        target.prefill(sequences.Sequence(tokens), _TEXT + rows)
+        target.prefill(TextSequence(tokens), _TEXT + rows)
         taken = time.perf_counter() - begun
     waited, setup = target.context.waited_s - waited, target.context.setup_s - setup
     target.rewind(_TEXT)
@@ -174,10 +174,10 @@ def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, floa
     return taken, min(waited, (1 - _LEAST_ARITHMETIC) * taken)
 
 
-def _pass(target: Target, text: sequences.Sequence, tokens: list[int], rows: int) -> float:
+def _pass(target: Target, text: TextSequence, tokens: list[int], rows: int) -> float:
     """Seconds to verify a chain of so many rows behind the text."""
     begun = time.perf_counter()
-    trees = [sequences.SequenceTree(text, TokenTree.chain(tokens[_TEXT : _TEXT + rows]))]
+    trees = [SequenceTree(text, TokenTree.chain(tokens[_TEXT : _TEXT + rows]))]
     target.verify(trees)
     taken = time.perf_counter() - begun
     target.commit(trees, [[0]])

@@ -13,7 +13,7 @@ import pytest
 
 import edgespec
 from edgespec import Engine, GenerationConfig, Session
-from edgespec.engine.sequence import Sequence
+from edgespec.engine.sequence import TextSequence
 from edgespec.engine.sessions.file import SessionFile
 from edgespec.errors import ModelFileError, StreamError
 from edgespec.files import state as filestate
@@ -169,7 +169,7 @@ def test_the_prompt_cache_never_gives_the_text_of_weights_that_are_gone(model: P
 
     def run(*, prompt_cache: bool) -> tuple[list[int], int]:
         with load(model, prompt_cache=prompt_cache, exact=True) as engine:
-            restored = engine.target.recall(Sequence(engine.encoder.encode(prompt)))
+            restored = engine.target.recall(TextSequence(engine.encoder.encode(prompt)))
             return list(engine.generate(prompt, GREEDY).tokens), restored
 
     old, nothing = run(prompt_cache=True)

@@ -12,8 +12,8 @@ import pytest
 import edgespec
 from edgespec.bench.rows.child import answers
 from edgespec.costs.curves import Curve
-from edgespec.engine import sequence as sequences
 from edgespec.engine.engine import Engine
+from edgespec.engine.sequence import SequenceTree, TextSequence
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.profiles.store import PassProfile, ProfileStore
@@ -76,9 +76,9 @@ def test_a_drafter_that_continues_behind_the_end_gains_nothing(
     text = [*prompt, *answer.tokens]
     # The end token, and what the target itself would say behind it, so that all of it would be accepted.
     for _ in range(8):
-        sequence = sequences.Sequence(list(text))
+        sequence = TextSequence(list(text))
         engine.target.prefill(sequence)
-        trees = [sequences.SequenceTree(sequence, TokenTree.root_only(text[-1]))]
+        trees = [SequenceTree(sequence, TokenTree.root_only(text[-1]))]
         text.append(int(np.argmax(engine.target.verify(trees).logits[0][0])))
         engine.target.commit(trees, [[0]])
     assert engine.target.model.vocabulary.is_end(text[len(prompt) + len(answer.tokens)])

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import edgespec
-from edgespec.engine import sequence as sequences
 from edgespec.engine.engine import Engine
+from edgespec.engine.sequence import TextSequence
 from edgespec.files.checked import CheckedFiles
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
@@ -200,9 +200,9 @@ def test_what_is_saved_is_restored(engine: Engine, tmp_path: Path) -> None:
     assert len(PROMPT) < kept < len(PROMPT) + CONFIGS[0].max_tokens, "pending tokens have no state yet"
     engine.target.stores.clear()
     engine.target.rewind(0)
-    engine.target.prefill(sequences.Sequence(whole[:10]))  # another text in between
+    engine.target.prefill(TextSequence(whole[:10]))  # another text in between
     engine.target.stores.append(store)
-    assert engine.target.recall(sequences.Sequence(whole[:94])) == kept
+    assert engine.target.recall(TextSequence(whole[:94])) == kept
     assert engine.generate(whole[:94], CONFIGS[0]).tokens == whole[94:118]
 
 

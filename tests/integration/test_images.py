@@ -21,7 +21,7 @@ import edgespec
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Request, RequestQueue
-from edgespec.engine.sequence import Sequence
+from edgespec.engine.sequence import TextSequence
 from edgespec.engine.target import Target
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import Generation
@@ -163,7 +163,7 @@ def assert_same_state(library: Any, path: Path, projector: Path, images: int) ->
         for token in expected:
             tokens += next(parts).rows.ids if token is None else [token]
         target = Target(model, ours, None)
-        sequence = Sequence(tokens, images=reader.placed(tokens))
+        sequence = TextSequence(tokens, images=reader.placed(tokens))
         target.prefill(sequence, len(tokens))
         assert next(parts, None) is None
         assert len(sequence.images) == images
@@ -547,7 +547,7 @@ def test_an_answer_goes_on_between_the_parts_of_a_large_image(large: Path, strea
         images = engine.encoder.images
         assert images is not None
         placed = images.placed(images.read(picture, "it"))
-        limit = engine.target.divides_images(Sequence([0], images=placed))
+        limit = engine.target.divides_images(TextSequence([0], images=placed))
     assert [got["running"], got["looking"]] == expected, "exact, whatever is between the parts"
     rows = max(len(image.rows) for image in placed)
     assert rows >= 256
@@ -565,7 +565,7 @@ def test_cells_are_moved_between_the_parts_of_an_image(large: Path, monkeypatch:
         expected = {r.key: engine.generate(r.prompt, r.config).tokens for r in (running, looking)}
     read, moves = Target.read_chunk, []
 
-    def compacting(target: Target, sequence: Sequence, *arguments: Any, **more: Any) -> int:
+    def compacting(target: Target, sequence: TextSequence, *arguments: Any, **more: Any) -> int:
         if not sequence.images:
             return read(target, sequence, *arguments, **more)
         cache = sequence.kv_cache
@@ -603,7 +603,7 @@ def test_an_answer_that_is_cancelled_within_an_image_leaves_nothing_of_it(
     looking = [Request(asked(picture), CONFIG.with_(max_tokens=8), key=n) for n in range(2)]
     read, parts = Target.read_chunk, []
 
-    def cancelling(target: Target, sequence: Sequence, *arguments: Any, **more: Any) -> int:
+    def cancelling(target: Target, sequence: TextSequence, *arguments: Any, **more: Any) -> int:
         found = read(target, sequence, *arguments, **more)
         if sequence.images and sequence.is_at_image and sequence.request is looking[0]:
             parts.append(found)

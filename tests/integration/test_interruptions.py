@@ -17,7 +17,7 @@ import pytest
 
 import edgespec
 from edgespec.engine.engine import Engine
-from edgespec.engine.sequence import Sequence
+from edgespec.engine.sequence import TextSequence
 from edgespec.errors import BackendError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.llama.quantize import make_drafter
@@ -167,7 +167,7 @@ def test_an_error_between_verifying_and_committing_changes_nothing(
 ) -> None:
     """Exceptions of either kind: one that `except Exception` would catch, and one that it would not."""
     text = engine.generate(PROMPT, GREEDY).tokens
-    failing = [(engine.drafter, "observe"), (engine.target, "commit"), (Sequence, "rewind")]
+    failing = [(engine.drafter, "observe"), (engine.target, "commit"), (TextSequence, "rewind")]
     if not isinstance(engine.drafter, NoDrafter):
         failing.append((engine.drafter, "learn"))
     for (owner, name), error in itertools.product(failing, (KeyboardInterrupt(), MemoryError())):

@@ -14,8 +14,8 @@ import pytest
 import edgespec
 from edgespec.config import Config
 from edgespec.costs.planned_weights import HitRates
-from edgespec.engine import sequence as sequences
 from edgespec.engine.engine import Engine
+from edgespec.engine.sequence import SequenceTree, TextSequence
 from edgespec.engine.target import TargetPass
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
@@ -242,13 +242,13 @@ def test_prompts_are_read_in_the_largest_pieces_and_have_the_same_bits(
         target = engine.target
         assert target.prompt_rows == target.context.n_rows > 64
         pieces: list[int] = []
-        sequence = sequences.Sequence(tokens)
+        sequence = TextSequence(tokens)
         target.prefill(sequence, len(tokens), on_progress=lambda read, _: pieces.append(read))
         assert len(pieces) == 1 + -(-len(tokens) // target.prompt_rows)
         whole = bytes(target.cache.save(0, len(tokens)))
         target.rewind(0)
         for end in range(50, len(tokens) + 1, 50):
-            target.prefill(sequences.Sequence(tokens[:end]), end)
+            target.prefill(TextSequence(tokens[:end]), end)
         assert bytes(target.cache.save(0, len(tokens))) == whole
 
 
@@ -277,7 +277,7 @@ def test_more_texts_than_a_padded_pass_has_rows_share_one(
         rows: list[int] = []
         verify = engine.target.verify
 
-        def counted(trees: Sequence[sequences.SequenceTree], *others: Any) -> TargetPass:
+        def counted(trees: Sequence[SequenceTree], *others: Any) -> TargetPass:
             rows.append(len(trees))
             return verify(trees, *others)
 

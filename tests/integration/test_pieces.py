@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.sequence import Sequence
+from edgespec.engine.sequence import TextSequence
 from edgespec.generation.config import GenerationConfig
 from edgespec.llama.prefill_chunks import PrefillChunks
 from edgespec.llama.row_rule import ANY_ROWS, RowRule
@@ -49,7 +49,7 @@ def read(engine: Engine, tokens: list[int], pieces: PrefillChunks | None) -> tup
     try:
         target.rewind(0)
         read_before = weights.read_bytes
-        target.prefill(Sequence(tokens), len(tokens))
+        target.prefill(TextSequence(tokens), len(tokens))
         sweeps = (weights.read_bytes - read_before) / weights.streamed_bytes
         return bytes(target.cache.save(0, len(tokens))), round(sweeps)
     finally:

@@ -11,8 +11,8 @@ import pytest
 
 import edgespec
 from edgespec import GenerationConfig
-from edgespec.engine import sequence as sequences
 from edgespec.engine.engine import Engine
+from edgespec.engine.sequence import TextSequence
 from edgespec.errors import ContextLengthError, UsageError
 from edgespec.generation.result import TokenLogprob
 from edgespec.generation.score import Score
@@ -241,8 +241,8 @@ def test_a_streamed_model_reads_and_scores_a_document_in_one_pass(
     with load_in_least_memory(any_path, exact=True, **loading) as engine:
         assert engine.target.model.weights.streamed_bytes > 0
         if engine.target.pieces is not None:  # long pieces are tried first
-            engine.target.prefill(sequences.Sequence(tokens))
-            engine.target.prefill(sequences.Sequence(tokens[::-1]), len(tokens))
+            engine.target.prefill(TextSequence(tokens))
+            engine.target.prefill(TextSequence(tokens[::-1]), len(tokens))
         engine.target.rewind(0)
         rows = rows_read(engine, monkeypatch)
         (score,) = engine.score([tokens], top=1)

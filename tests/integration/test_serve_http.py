@@ -17,7 +17,7 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Event, Request
-from edgespec.engine.sequence import Sequence
+from edgespec.engine.sequence import TextSequence
 from edgespec.engine.sequence_maker import SequenceMaker
 from tests.serving import CHAT, RESPONSE, TEXT, Running, end_of, load, serving, started
 from tests.tiny import write_tiny
@@ -240,7 +240,7 @@ def test_answers_belong_to_the_key_that_asked(server: Running, monkeypatch: pyte
     owners = []
     begin = SequenceMaker.for_request
 
-    def noted(self: SequenceMaker, request: Request) -> Sequence:
+    def noted(self: SequenceMaker, request: Request) -> TextSequence:
         owners.append(request.owner)
         return begin(self, request)
 

@@ -13,7 +13,7 @@ import gguf
 import pytest
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.sequence import Sequence
+from edgespec.engine.sequence import TextSequence
 from edgespec.generation.config import GenerationConfig
 from edgespec.units import readable_count
 from tests.least_memory import load_in_least_memory
@@ -51,7 +51,7 @@ def test_one_odd_request_ends_no_other(
         engine = load(short_path, 1024)
         begin = engine.maker.for_prompt
 
-        def fragile(prompt: list[int], config: GenerationConfig, raw: bool, owner: Hashable) -> Sequence:
+        def fragile(prompt: list[int], config: GenerationConfig, raw: bool, owner: Hashable) -> TextSequence:
             if config.seed == 13:
                 raise KeyError("odd")
             return begin(prompt, config, raw, owner)

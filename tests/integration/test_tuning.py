@@ -15,7 +15,7 @@ import edgespec
 from edgespec.cli.main import main
 from edgespec.drafting.tuning import training
 from edgespec.drafting.tuning import tune as tuning
-from edgespec.drafting.tuning.data.answers import TOP, Answer, AnswerFile, collect_answers
+from edgespec.drafting.tuning.data.answers import TOP, AnswerFile, TargetAnswer, collect_answers
 from edgespec.drafting.tuning.data.batches import batch_of
 from edgespec.drafting.tuning.data.prompts import PromptSplit, bundled_prompts
 from edgespec.drafting.tuning.evaluation import tokens_per_pass
@@ -52,7 +52,7 @@ def start(target: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def answers(target: Path, shared_cache: Path) -> list[Answer]:
+def answers(target: Path, shared_cache: Path) -> list[TargetAnswer]:
     with edgespec.load(target, draft="none", context=1024) as engine:
         return list(collect_answers(engine, bundled_prompts().training[:6], 16))
 
@@ -115,7 +115,7 @@ def test_packed_texts_do_not_see_each_other(architecture: str, smol_path: Path, 
         torch.testing.assert_close(network.upper(lower, lengths), alone)
 
 
-def test_only_what_is_trained_changes(target: Path, answers: list[Answer], tmp_path: Path) -> None:
+def test_only_what_is_trained_changes(target: Path, answers: list[TargetAnswer], tmp_path: Path) -> None:
     loaded = load_weights(target)
     before = {name: values.copy() for name, values in loaded.weights.items()}
     network = Network(loaded.shape, loaded.weights, TrainedExtent(2))
@@ -131,7 +131,7 @@ def test_only_what_is_trained_changes(target: Path, answers: list[Answer], tmp_p
 
 
 def test_checkpoints_of_other_layers_are_not_taken_up(
-    target: Path, answers: list[Answer], tmp_path: Path
+    target: Path, answers: list[TargetAnswer], tmp_path: Path
 ) -> None:
     steps = []
     for first in (2, 3, 3):
@@ -145,7 +145,7 @@ def test_checkpoints_of_other_layers_are_not_taken_up(
 
 @pytest.mark.slow
 def test_what_fills_up_rows_and_bfloat16_change_next_to_nothing(
-    start: Path, answers: list[Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Path, answers: list[TargetAnswer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learned: dict[tuple[int, bool], dict[str, np.ndarray]] = {}
     loss: dict[tuple[int, bool], float] = {}
@@ -163,7 +163,7 @@ def test_what_fills_up_rows_and_bfloat16_change_next_to_nothing(
     assert loss[64, True] == pytest.approx(loss[64, False], rel=0.02)
 
 
-def test_a_start_that_is_near_moves_less(start: Path, answers: list[Answer], tmp_path: Path) -> None:
+def test_a_start_that_is_near_moves_less(start: Path, answers: list[TargetAnswer], tmp_path: Path) -> None:
     name = "blk.3.ffn_up.weight"
     moved = {}
     for far in (1e-6, 1e3):  # nats; the start is between them
@@ -267,7 +267,9 @@ def test_what_was_learned_survives_in_fine_types(target: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_what_was_learned_survives_few_bits(target: Path, answers: list[Answer], tmp_path: Path) -> None:
+def test_what_was_learned_survives_few_bits(
+    target: Path, answers: list[TargetAnswer], tmp_path: Path
+) -> None:
     """Rounded to the nearest, most is lost; less where training knows of it."""
     start = make_drafter(target, tmp_path / "start.gguf", quantization="q4_0", drop_layers=(4, 5))
     header = read_header(start)
@@ -338,7 +340,7 @@ def test_unchanged_weights_come_back_as_they_were(target: Path, tmp_path: Path) 
         assert (one.data == other.data).all()
 
 
-def test_what_the_target_might_have_said_is_kept(target: Path, answers: list[Answer]) -> None:
+def test_what_the_target_might_have_said_is_kept(target: Path, answers: list[TargetAnswer]) -> None:
     assert len(answers) == 6
     for answer in answers[:3]:
         said = answer.text.answer
@@ -355,7 +357,7 @@ def test_what_the_target_might_have_said_is_kept(target: Path, answers: list[Ans
         assert answer.top.shape[1] == TOP
 
 
-def test_answers_survive_in_their_file(tmp_path: Path, answers: list[Answer]) -> None:
+def test_answers_survive_in_their_file(tmp_path: Path, answers: list[TargetAnswer]) -> None:
     path = tmp_path / "answers"
     file = AnswerFile(path, "a target", 16)
     for answer in answers[:3]:
@@ -462,7 +464,7 @@ def test_interrupted_answering_continues(target: Path, start: Path) -> None:
     assert counts == set(range(16 + 12 - 5))
 
 
-def test_trees_along_known_texts(target: Path, start: Path, answers: list[Answer]) -> None:
+def test_trees_along_known_texts(target: Path, start: Path, answers: list[TargetAnswer]) -> None:
     texts = [answer.text for answer in answers]
     itself = tokens_per_pass(target, texts, (8,))
     less = tokens_per_pass(start, texts, (8,))

@@ -14,7 +14,7 @@ import torch
 import edgespec
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
-from edgespec.engine.sequence import Sequence, SequenceTree
+from edgespec.engine.sequence import SequenceTree, TextSequence
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.speculation.draws import SeededDraws
@@ -78,7 +78,7 @@ class RealTables:
 
     def _target(self, text: Text) -> FloatArray:
         whole = [*self._prompt, *text]
-        sequence = Sequence(whole)
+        sequence = TextSequence(whole)
         self._engine.target.prefill(sequence)
         trees = [SequenceTree(sequence, TokenTree.root_only(whole[-1]))]
         row: FloatArray = self._engine.target.verify(trees).logits[0][0].copy()

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.engine import sequence as sequences
 from edgespec.engine.drafting import Speculator
 from edgespec.engine.engine import Engine
-from edgespec.engine.sequence import PromptChunk, SequenceTree
+from edgespec.engine.sequence import PromptChunk, SequenceTree, TextSequence
 from edgespec.engine.sequence_maker import Loaded
 from edgespec.engine.target import TargetPass
 from edgespec.llama.row_rule import RowRule
@@ -86,7 +85,7 @@ class FakeTarget:
         )
         self.context = FakeCells(n_cells)
         self.cache = SimpleNamespace(ordered=False)
-        self.sequences = [sequences.Sequence([], cache=FakeCache())]  # type: ignore[arg-type]
+        self.sequences = [TextSequence([], cache=FakeCache())]  # type: ignore[arg-type]
         self.identity: dict[str, str] = {}
         self.passes = 0
         self.shared_passes = 0
@@ -101,7 +100,7 @@ class FakeTarget:
         self.states: list[FakeState] = []  # of texts that were moved to disk
 
     @property
-    def own(self) -> sequences.Sequence:
+    def own(self) -> TextSequence:
         return self.sequences[0]
 
     @property
@@ -120,23 +119,23 @@ class FakeTarget:
     def n_live(self) -> int:
         return sum(sequence.n_cached for sequence in self.sequences)
 
-    def open_sequence(self, sequence: sequences.Sequence) -> None:
+    def open_sequence(self, sequence: TextSequence) -> None:
         assert len(self.sequences) < self.max_sequences
         _, shared = self.longest_prefix(sequence)
         sequence.cache = FakeCache(shared)  # type: ignore[assignment]
         self.sequences.append(sequence)
 
-    def close_sequence(self, sequence: sequences.Sequence) -> None:
+    def close_sequence(self, sequence: TextSequence) -> None:
         if sequence is not self.own:
             self.sequences.remove(sequence)
             sequence.cache = None
 
-    def longest_prefix(self, sequence: sequences.Sequence) -> tuple[sequences.Sequence | None, int]:
+    def longest_prefix(self, sequence: TextSequence) -> tuple[TextSequence | None, int]:
         others = [other for other in self.sequences if other is not sequence]
         best = max(others, key=sequence.shared_with, default=None)
         return best, sequence.shared_with(best) if best else 0
 
-    def recall(self, sequence: sequences.Sequence, length: int | None = None) -> int:
+    def recall(self, sequence: TextSequence, length: int | None = None) -> int:
         if sequence.state is not None:
             assert isinstance(sequence.state, FakeState)
             assert not sequence.state.closed
@@ -144,30 +143,30 @@ class FakeTarget:
             sequence.kv_cache.appended(len(sequence.state.tokens) - sequence.n_cached)
         return sequence.n_cached
 
-    def set_aside(self, sequence: sequences.Sequence, folder: Path) -> None:
+    def set_aside(self, sequence: TextSequence, folder: Path) -> None:
         self.states.append(FakeState(sequence.cached))
         sequence.state = self.states[-1]  # type: ignore[assignment]
         self.close_sequence(sequence)
 
-    def read_chunk(self, sequence: sequences.Sequence, *, image_rows: int | None = None) -> int:
+    def read_chunk(self, sequence: TextSequence, *, image_rows: int | None = None) -> int:
         self.on_pass()
         size = min(sequence.missing, self.context.n_rows)
         sequence.kv_cache.appended(size)
         return size
 
-    def storing(self, sequence: sequences.Sequence) -> Iterator[None]:
+    def storing(self, sequence: TextSequence) -> Iterator[None]:
         return iter(())
 
     def rewind(self, length: int) -> None:
         self.own.rewind(length)
 
-    def readable_together(self, sequence: sequences.Sequence, length: int | None = None) -> int:
+    def readable_together(self, sequence: TextSequence, length: int | None = None) -> int:
         """None of the texts here has an image."""
         return 0
 
     def prefill(
         self,
-        sequence: sequences.Sequence,
+        sequence: TextSequence,
         *,
         on_progress: Callable[[int, int], None] | None = None,
         max_unread: int = 0,
@@ -220,7 +219,7 @@ class FakeTarget:
             sequence.kv_cache.appended(len(path))
         self._verified = []
 
-    def truncate_to(self, sequence: sequences.Sequence, length: int) -> None:
+    def truncate_to(self, sequence: TextSequence, length: int) -> None:
         sequence.rewind(length)
         self._verified = []
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgespec.engine.embedded_images import tokens_with_images
-from edgespec.engine.sequence import Sequence
+from edgespec.engine.sequence import TextSequence
 from edgespec.images.rows import ImageRows, PlacedImage
 from edgespec.llama.runtime.model import Model
 from edgespec.llama.runtime.token_rows import TokenRows
@@ -17,14 +17,14 @@ from edgespec.llama.runtime.token_rows import TokenRows
 TEXT = [1, 2, 3]
 
 
-def pictured(*causal: bool) -> Sequence:
+def pictured(*causal: bool) -> TextSequence:
     """Three tokens of text, and four rows of an image and three tokens for each of these."""
     tokens, images = [*TEXT], []
     for seed, sees_back in enumerate(causal):
         values = np.random.default_rng(seed).standard_normal((4, 2)).astype(np.float32)
         images.append(PlacedImage(len(tokens), ImageRows(values, sees_back)))
         tokens += [*images[-1].rows.ids, *TEXT]
-    return Sequence(tokens, images=tuple(images))
+    return TextSequence(tokens, images=tuple(images))
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from edgespec.planning.devices.placing import (
     place_on_cards,
     without,
 )
-from edgespec.planning.devices.splitting import PassCosts
+from edgespec.planning.devices.splitting import AssignmentCosts
 from edgespec.planning.memory.needs import MemoryNeeds
 from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import ProfileKeys, ProfileStore
@@ -350,7 +350,7 @@ def test_a_pass_with_attention_of_some_layers_costs_what_is_computed_by_hand() -
     attending = 2 * CELLS / 2 * 4 * SECONDS[0]  # of eight rows as long as of four single ones
     trip = found.devices[0].transfer.at(8 * 4 * 4096)
     expected = here * SECONDS[1] + attending + 1.15 * there * 0.1 * SECONDS[1] + 9 * trip
-    assert PassCosts(found, model, sizes, room(20), 1e9).seconds(assignment) == pytest.approx(expected)
+    assert AssignmentCosts(found, model, sizes, room(20), 1e9).seconds(assignment) == pytest.approx(expected)
 
 
 def test_auto_compares_attention_of_some_layers_with_whole_ones() -> None:
@@ -361,7 +361,7 @@ def test_auto_compares_attention_of_some_layers_with_whole_ones() -> None:
         whole = place_on_cards(found, sizes, model, room(60), asked(9))
         chosen = place_on_cards(found, sizes, model, room(60), asked())
         attention = place_on_cards(found, sizes, model, room(60), asked("attention"))
-        costs = PassCosts(found, model, sizes, room(60), 1e9)
+        costs = AssignmentCosts(found, model, sizes, room(60), 1e9)
         fastest = min((whole, attention), key=costs.seconds)
         assert costs.seconds(chosen) <= 1.06 * costs.seconds(fastest)
         assert bool(chosen.kept) == split

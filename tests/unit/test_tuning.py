@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.drafting.agreement import SampleAnswer
-from edgespec.drafting.tuning.data.answers import Answer
+from edgespec.drafting.tuning.data.answers import TargetAnswer
 from edgespec.drafting.tuning.data.batches import answers_of_step, batch_of, tokens_seen
 from edgespec.drafting.tuning.data.prompts import OWN, Prompt, bundled_prompts, read_prompts, with_own
 from edgespec.drafting.tuning.network.extent import TrainedExtent
@@ -189,10 +189,10 @@ def test_what_is_trained(name: str, trained: bool) -> None:
     assert TrainedExtent(2).trains(name) is trained
 
 
-def answer(prompt: int, said: int, *, ended: bool = True, k: int = 3) -> Answer:
+def answer(prompt: int, said: int, *, ended: bool = True, k: int = 3) -> TargetAnswer:
     count = said + ended
     top = np.arange(count * k, dtype=np.int32).reshape(count, k)
-    return Answer(
+    return TargetAnswer(
         Prompt(f"{prompt} {said}", OWN),
         SampleAnswer(tuple(range(prompt)), tuple(range(100, 100 + said))),
         top,

@@ -16,7 +16,7 @@ from edgespec.cli.conversation.echo import suspend
 from edgespec.cli.conversation.editor import edit_message
 from edgespec.cli.conversation.images import without_images
 from edgespec.cli.conversation.slash.commands import ALIASES, SlashCommands
-from edgespec.cli.conversation.slash.typed_chat import Question
+from edgespec.cli.conversation.slash.typed_chat import TypedQuestion
 from edgespec.cli.interrupt import Interruption
 from edgespec.cli.reloading import LOST
 from edgespec.cli.screen.formatting import count
@@ -106,7 +106,7 @@ class InteractiveChat:
     """
 
     def __init__(
-        self, chat: Chat, pending: Question | None = None, models: ChangeableModel | None = None
+        self, chat: Chat, pending: TypedQuestion | None = None, models: ChangeableModel | None = None
     ) -> None:
         self.chat = chat
         self.models = models
@@ -184,9 +184,9 @@ class InteractiveChat:
             self.chat.terminal.note(
                 f"Attached: {', '.join([*map(str, question.files), *(image.name for image in images)])}"
             )
-        self.answer(Question(question.text, tuple(images)))
+        self.answer(TypedQuestion(question.text, tuple(images)))
 
-    def answer(self, question: Question) -> None:
+    def answer(self, question: TypedQuestion) -> None:
         """Answer a question; if there is no room, offer to drop turns."""
         self.last_question = question
         self._with_room(lambda: self.chat.ask(*question, continue_hint=_IF_CUT_OFF), question.text)

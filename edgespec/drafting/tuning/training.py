@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from edgespec.drafting.tuning.data.answers import Answer
+from edgespec.drafting.tuning.data.answers import TargetAnswer
 from edgespec.drafting.tuning.data.batches import (
     answers_of_step,
     batch_of,
@@ -183,7 +183,7 @@ class Trainer:
     def __init__(
         self,
         network: Network,
-        answers: Sequence[Answer],
+        answers: Sequence[TargetAnswer],
         checkpoint: Path,
         label: str,
         *,

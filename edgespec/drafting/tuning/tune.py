@@ -19,7 +19,7 @@ from edgespec.drafting.agreement import PROMPTS, PassCost, SampleAnswer, write_s
 from edgespec.drafting.make import work_folder, working_in
 from edgespec.drafting.saved_measurements import SavedMeasurements
 from edgespec.drafting.speed import CostModel
-from edgespec.drafting.tuning.data.answers import Answer, AnswerFile, collect_answers
+from edgespec.drafting.tuning.data.answers import AnswerFile, TargetAnswer, collect_answers
 from edgespec.drafting.tuning.data.prompts import PromptSplit, bundled_prompts, read_prompts, with_own
 from edgespec.drafting.tuning.evaluation import Evaluation, evaluate, tokens_per_pass
 from edgespec.drafting.tuning.network.export import export, rounded_types, usual_type
@@ -184,11 +184,11 @@ class _Tuning:
                 self._state.save("answering_s", before + time.monotonic() - begun)
                 done += 1
 
-    def _learned(self) -> list[Answer]:
+    def _learned(self) -> list[TargetAnswer]:
         most = self._options.answers or len(self._prompts.training)
         return list(self._answers.of(self._prompts.training[:most]))
 
-    def _train(self, learned: list[Answer]) -> tuple[TrainingRecord, Path]:
+    def _train(self, learned: list[TargetAnswer]) -> tuple[TrainingRecord, Path]:
         with environment_set(_SLEEPING_THREADS):
             import torch
 

@@ -26,7 +26,7 @@ from edgespec.planning.devices.assignment import (
 )
 from edgespec.planning.devices.cards import Card, Cards
 from edgespec.planning.devices.finding import PlacementRequest
-from edgespec.planning.devices.splitting import PassCosts, SplitSizes, fill_card
+from edgespec.planning.devices.splitting import AssignmentCosts, SplitSizes, fill_card
 from edgespec.planning.memory.needs import MemoryNeeds
 from edgespec.units import readable
 
@@ -65,7 +65,7 @@ def place_on_cards(
         for card, layer_s in zip(cards.devices, there_s, strict=True)
     ]
     splits = _splits(cards, places, needs, files)
-    costs = PassCosts(cards, files, needs, here, request.read_rate)
+    costs = AssignmentCosts(cards, files, needs, here, request.read_rate)
     limited = any(card.limit is not None for card in cards.devices)
     if request.layers == ATTENTION:
         if splits:

@@ -95,7 +95,7 @@ def fill_card(sizes: SplitSizes, room: int) -> Split | None:
 
 
 @dataclass(frozen=True)
-class PassCosts:
+class AssignmentCosts:
     """The time of passes with different assignments of one model.
 
     Attributes:

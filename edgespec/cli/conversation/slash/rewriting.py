@@ -7,7 +7,7 @@ from typing import Any
 
 from edgespec.cli.conversation.echo import with_shell_modes
 from edgespec.cli.conversation.editor import edited
-from edgespec.cli.conversation.slash.typed_chat import Question, TypedChat
+from edgespec.cli.conversation.slash.typed_chat import TypedChat, TypedQuestion
 from edgespec.errors import UsageError
 
 
@@ -65,13 +65,13 @@ class RewriteCommands:
         self._chat.continue_answer()
 
     @property
-    def _last_question(self) -> Question | None:
+    def _last_question(self) -> TypedQuestion | None:
         messages = self._chat.chat.session.messages
         if self._chat.last_question is None and messages:
             self._chat.last_question = _question(messages[-2])
         return self._chat.last_question
 
-    def _remove(self, question: Question) -> bool:
+    def _remove(self, question: TypedQuestion) -> bool:
         """Remove a question and its answer; False if it got none, and so was not kept."""
         messages = self._chat.chat.session.messages
         if messages and _question(messages[-2]) == question:
@@ -79,5 +79,5 @@ class RewriteCommands:
         return False
 
 
-def _question(message: Mapping[str, Any]) -> Question:
-    return Question(message["content"], tuple(message.get("images", ())))
+def _question(message: Mapping[str, Any]) -> TypedQuestion:
+    return TypedQuestion(message["content"], tuple(message.get("images", ())))

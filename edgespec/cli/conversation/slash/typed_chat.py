@@ -13,30 +13,30 @@ if TYPE_CHECKING:
     from edgespec.images.parts import Image
 
 
-class Question(NamedTuple):
+class TypedQuestion(NamedTuple):
     """A question, and the images that it is about."""
 
     text: str
     images: Sequence[Image] = ()
 
 
-def pending_question(resumed: ResumedSession | None) -> Question | None:
+def pending_question(resumed: ResumedSession | None) -> TypedQuestion | None:
     """The question that a resumed conversation was left with, without an answer."""
     if resumed is None or resumed.pending is None:
         return None
-    return Question(resumed.pending, resumed.pending_images)
+    return TypedQuestion(resumed.pending, resumed.pending_images)
 
 
 class TypedChat(Protocol):
     """A chat at a terminal, as far as its commands need it; see `interactive.InteractiveChat`."""
 
     chat: Chat
-    last_question: Question | None
+    last_question: TypedQuestion | None
     attached: list[tuple[Path, str]]
     images: list[Image]
     models: ChangeableModel | None
 
-    def answer(self, question: Question) -> None:
+    def answer(self, question: TypedQuestion) -> None:
         """Answer a question."""
 
     def continue_answer(self) -> None:

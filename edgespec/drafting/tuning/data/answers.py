@@ -33,7 +33,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Answer:
+class TargetAnswer:
     """An answer of the target, and what else it might have said.
 
     Row i of the distributions follows the prompt and the first i tokens of the answer; if the answer ended by
@@ -63,7 +63,7 @@ class Answer:
         return buffer.getvalue()
 
     @classmethod
-    def from_bytes(cls, block: bytes) -> Answer:
+    def from_bytes(cls, block: bytes) -> TargetAnswer:
         """Parse a block of the file."""
         with np.load(io.BytesIO(block), allow_pickle=False) as arrays:
             words, category = arrays["prompt"].tolist()
@@ -91,7 +91,7 @@ class AnswerFile:
         except OSError as error:
             raise self._failed(error) from error
 
-    def of(self, prompts: Iterable[Prompt]) -> list[Answer]:
+    def of(self, prompts: Iterable[Prompt]) -> list[TargetAnswer]:
         """The answers to these prompts that are there, in the order of the prompts."""
         return [self._answers[prompt.text] for prompt in prompts if prompt.text in self._answers]
 
@@ -99,7 +99,7 @@ class AnswerFile:
         """The prompts that have no answer yet."""
         return [prompt for prompt in prompts if prompt.text not in self._answers]
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: TargetAnswer) -> None:
         """Add an answer.
 
         Raises:
@@ -111,10 +111,10 @@ class AnswerFile:
             raise self._failed(error) from error
         self._answers[answer.prompt.text] = answer
 
-    def _decoded(self) -> Iterator[Answer]:
+    def _decoded(self) -> Iterator[TargetAnswer]:
         for block in self._file.blocks():
             try:
-                yield Answer.from_bytes(block)
+                yield TargetAnswer.from_bytes(block)
             except (ValueError, KeyError, zipfile.BadZipFile):
                 return  # not written by this version
 
@@ -130,7 +130,7 @@ def collect_answers(
     tokens: int,
     may_continue: Callable[[int], bool] = lambda index: True,
     on_pass: Callable[[], None] = lambda: None,
-) -> Generator[Answer, None, None]:
+) -> Generator[TargetAnswer, None, None]:
     """Generate the target's answers to prompts, many sequences a pass, and yield each as it is finished.
 
     Prompts that do not fit the context are passed over. An answer may be nothing but its end.
@@ -169,7 +169,7 @@ def collect_answers(
             if answer is None or answer.finish_reason == "cancelled":
                 continue
             kept = rows.first(len(answer.tokens) + (answer.finish_reason == "stop"))
-            yield Answer(prompts[index], SampleAnswer(text, tuple(answer.tokens)), *kept)
+            yield TargetAnswer(prompts[index], SampleAnswer(text, tuple(answer.tokens)), *kept)
 
 
 class DistributionRows:

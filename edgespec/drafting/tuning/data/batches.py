@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgespec.drafting.tuning.data.answers import Answer
+from edgespec.drafting.tuning.data.answers import TargetAnswer
 
 _MAX_TOKENS = 512  # of a text; what is behind them is cut off
 
@@ -33,7 +33,7 @@ class TrainingBatch:
     logprobs: Tensor
 
 
-def batch_of(answers: Sequence[Answer]) -> TrainingBatch:
+def batch_of(answers: Sequence[TargetAnswer]) -> TrainingBatch:
     """The batch of these answers."""
     texts = [text_of(answer) for answer in answers]
     rows, top, logprobs = [], [], []
@@ -54,7 +54,7 @@ def batch_of(answers: Sequence[Answer]) -> TrainingBatch:
     )
 
 
-def text_of(answer: Answer) -> tuple[int, ...]:
+def text_of(answer: TargetAnswer) -> tuple[int, ...]:
     """The tokens of a prompt and its answer, as far as they are learned from."""
     return (*answer.text.prompt, *answer.text.answer)[:_MAX_TOKENS]
 
@@ -67,7 +67,7 @@ def answers_of_step(count: int, step: int, size: int, seed: int) -> list[int]:
     return order[place * size : (place + 1) * size]
 
 
-def tokens_seen(answers: Sequence[Answer]) -> Tensor:
+def tokens_seen(answers: Sequence[TargetAnswer]) -> Tensor:
     """(count) every token that is among the most likely of any row, in order of its id.
 
     The output layer is computed for these alone: other tokens have next to none of the target's probability,
