@@ -32,9 +32,9 @@ from edgespec.loading.workers import borrow_layers
 from edgespec.machine.cores import thread_counts
 from edgespec.measure.threads import choose_threads, known_threads
 from edgespec.models.gguf.footprint import cells_for
-from edgespec.models.hub.removal import packs_folder
 from edgespec.offload.attention import keep_row_attention
 from edgespec.offload.experts.switch import UnknownRouting
+from edgespec.offload.packing.index import packs_folder
 from edgespec.offload.paging import try_paging
 from edgespec.offload.reread import RereadWeights
 from edgespec.offload.store_reader import DamagedPack

@@ -13,8 +13,8 @@ from edgespec.files.direct_reader import FileReader
 from edgespec.files.state import FileState
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.ggml.devices import pinned_memory_name
-from edgespec.models.hub.pack_index import remove_pack
 from edgespec.offload.layout import Piece, Store, StoredLayer
+from edgespec.offload.packing.index import remove_pack
 from edgespec.offload.weight_memory import PinnedMemory, WeightMemory
 
 

@@ -25,8 +25,8 @@ from edgespec.models.gguf.types import BLOCK_SIZES
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import inspect_model, same_vocabulary
 from edgespec.models.hub.registry import REGISTERED, DrafterPair, PairRegistry
-from edgespec.models.hub.removal import packs_folder
 from edgespec.models.hub.repository import Hub
+from edgespec.offload.packing.index import packs_folder
 from edgespec.planning.report.model_report import plan_for
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key, machine_identity
 from edgespec.progress import no_progress
@@ -362,8 +362,8 @@ def test_packed_layer_files_are_listed_and_can_be_removed(capsys: pytest.Capture
     pack.write_bytes(bytes(4096))
     pack.with_suffix(".lock").touch()
     _, out, _ = run(capsys, "models", "list", "--json")
-    packed = [model for model in json.loads(out)["models"] if model["source"] == "packed"]
-    assert [(model["path"], model["bytes"]) for model in packed] == [(str(pack), 4096)]
+    packed = json.loads(out)["packed_files"]
+    assert packed == [{"path": str(pack), "bytes": 4096, "parts": []}]
     code, out, _ = run(capsys, "models", "remove", str(pack), "--yes", "--json")
     assert (code, json.loads(out)["freed_bytes"]) == (0, 4096)
     assert list(folder.glob("*")) == []

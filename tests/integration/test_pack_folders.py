@@ -23,8 +23,8 @@ from edgespec.machine.disks import TMPFS, disk_of
 from edgespec.measure.folder_rates import folder_rates
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.hub.removal import packs_folder
 from edgespec.offload.packing import choice, division
+from edgespec.offload.packing.index import packs_folder
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key
 from edgespec.progress import no_progress
@@ -266,7 +266,7 @@ def test_plans_and_lists_know_the_folders(
     sizes = [part.stat().st_size for part in parts(folders)]
     assert [found["bytes"] for found in plan["pack_folders"]] == [size - 4096 for size in sizes]
     _, out, _ = run(capsys, "models", "list", "--json")
-    (listed,) = [found for found in json.loads(out)["models"] if found["source"] == "packed"]
+    (listed,) = json.loads(out)["packed_files"]
     assert listed["parts"] == [*map(str, parts(folders))]
     assert listed["bytes"] == sum(sizes) + pack.stat().st_size
     shutil.rmtree(folders[1])

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import edgespec
+from edgespec.cli.removal import plan_removal
 from edgespec.costs.yields import BUDGETS
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.hub.removal import plan_removal
 from edgespec.offload.weights import StreamedWeights
 from edgespec.profiles.store import ProfileStore, disk_key
 from tests.busy import busy_machine

@@ -11,10 +11,10 @@ from platformdirs import user_data_path
 
 from edgespec.cli.main import main
 from edgespec.cli.prompt.positionals import is_model
+from edgespec.cli.removal import plan_removal
 from edgespec.errors import ModelFileError
 from edgespec.models.hub import catalog
 from edgespec.models.hub.external import display_name, external_models, find_external
-from edgespec.models.hub.removal import plan_removal
 
 MEDIA = "application/vnd.ollama.image"
 

@@ -26,10 +26,10 @@ from edgespec.llama.runtime.backend import start_backend
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.parts import split_layers
-from edgespec.models.hub.pack_index import HEAD, StalePack
 from edgespec.offload.layout import Store
 from edgespec.offload.packing import pack
 from edgespec.offload.packing.build import build_pack
+from edgespec.offload.packing.index import HEAD, StalePack
 from edgespec.offload.packing.pack import open_pack
 from tests.tamper import rearrange
 from tests.waiting import PATIENCE_S

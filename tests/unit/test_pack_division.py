@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.hub.pack_index import part_path, remove_pack
 from edgespec.offload.layout import Store
 from edgespec.offload.packing.build import build_pack
 from edgespec.offload.packing.division import Divider, PackFolders, divide, named_folders
+from edgespec.offload.packing.index import part_path, remove_pack
 from edgespec.offload.packing.pack import PartGone, open_pack, piece_sizes
 
 LAYERS = 3

@@ -13,12 +13,12 @@ import edgespec
 from edgespec.cli.batch.formats import records
 from edgespec.cli.batch.output.merge import Merger
 from edgespec.cli.batch.output.result_file import ResultFile
+from edgespec.cli.removal import plan_removal
 from edgespec.engine.sessions.file import Conversation, SessionFile, read_conversation, saved_sessions
 from edgespec.engine.sessions.session import Session
 from edgespec.errors import OutputError, SessionError
 from edgespec.files.writing import atomic_large_write, atomic_write, is_locked, open_locked, writing_to
 from edgespec.models.gguf.header import read_header
-from edgespec.models.hub.removal import plan_removal
 
 IN_USE = "is being written by another program"
 
@@ -115,8 +115,9 @@ def test_a_removed_model_leaves_what_is_under_way(
     partial = blob.with_name("c" * 64 + ".edgespec.incomplete")
     partial.write_bytes(b"part of m-Q8_0.gguf")
     stem = read_header(model).fingerprint[:16]
-    monkeypatch.setattr("edgespec.models.hub.removal.cache_folder", lambda: tmp_path / "cache")
-    monkeypatch.setattr("edgespec.models.hub.removal.drafters_folder", lambda: tmp_path / "drafters")
+    monkeypatch.setattr("edgespec.cli.removal.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("edgespec.offload.packing.index.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("edgespec.cli.removal.drafters_folder", lambda: tmp_path / "drafters")
     pack = tmp_path / "cache" / "packs" / f"m-{stem}.pack.1.partial"
     work = tmp_path / "drafters" / "work" / stem / "lock"
     for path in (pack, work):

@@ -67,8 +67,7 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
     """Load once, so that nothing is packed or tried out while rows are measured."""
     from edgespec.models.gguf.header import read_header
     from edgespec.models.gguf.layers import ModelFiles
-    from edgespec.models.hub.pack_index import parts_of
-    from edgespec.models.hub.removal import packs_folder
+    from edgespec.offload.packing.index import packs_folder, parts_of
     from edgespec.offload.packing.pack import pack_path
 
     with _load(task, _report) as engine:

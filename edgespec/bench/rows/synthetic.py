@@ -24,8 +24,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.synthesis.mixture import mix
 from edgespec.models.gguf.synthesis.widen import widen
-from edgespec.models.hub.pack_index import remove_pack
-from edgespec.models.hub.removal import packs_folder
+from edgespec.offload.packing.index import packs_folder, remove_pack
 from edgespec.offload.packing.pack import gains_from_packing, pack_path
 from edgespec.progress import Progress
 from edgespec.units import readable

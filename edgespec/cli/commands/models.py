@@ -80,20 +80,23 @@ def list_models(
     from edgespec.models.hub import catalog
     from edgespec.models.hub.inventory import local_models
     from edgespec.models.hub.repository import Hub
+    from edgespec.offload.packing.index import packed_files
     from edgespec.units import readable
 
-    here = local_models(Hub.without_token())
+    here, packed = local_models(Hub.without_token()), packed_files()
     entries = list(catalog.entries().values()) if everything else []
     if as_json:
         record: dict[str, Any] = {"models": [model.to_json() for model in here]}
+        record["packed_files"] = [file.to_json() for file in packed]
         if everything:
             record["catalog"] = [entry.to_json() for entry in entries]
         results().record(record)
         return
     out = results()
-    if here:
+    if here or packed:
         sees = {m: ", sees images" if m.projector else "" for m in here}
         rows = [(m.name, readable(m.n_bytes), f"{m.source}{sees[m]}", str(m.path)) for m in here]
+        rows += [(str(file.path), readable(file.n_bytes), "packed", str(file.path)) for file in packed]
         out.text(table(("NAME", "SIZE", "FROM", "PATH"), rows))
     elif not everything:
         Terminal().note("No models installed. 'edgespec models list --all' lists models to download.")
@@ -297,8 +300,8 @@ def remove(
     as_json: Json = False,
 ) -> None:
     """Remove a model, its pairs, and the files EdgeSpec made for it."""
+    from edgespec.cli.removal import plan_removal
     from edgespec.models.hub import catalog
-    from edgespec.models.hub.removal import plan_removal
     from edgespec.units import readable
 
     terminal = Terminal()

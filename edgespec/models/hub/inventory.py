@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.files.state import size_of
-from edgespec.files.writing import remove_abandoned
 from edgespec.models.hub import catalog
 from edgespec.models.hub.cache import cached_models, cached_repositories
 from edgespec.models.hub.external import external_models
-from edgespec.models.hub.pack_index import parts_of
 from edgespec.models.hub.projectors import projector_beside
 from edgespec.models.hub.registry import drafters_folder
-from edgespec.models.hub.removal import packs_folder
 from edgespec.models.hub.repository import Hub
 
 
@@ -25,9 +22,8 @@ class LocalModel:
     Attributes:
         name: what to type for it.
         source: "hub", "package", "made"; "ollama", "lm studio", "llama.cpp" or "folder" for models that lie
-            elsewhere; or "packed" for packed layer files, which are not models themselves.
+            elsewhere.
         n_bytes: of all its files, a projector that several models share included.
-        parts: of a packed layer file, in other folders.
         projector: the file by which a model from the Hub sees; None if it has none.
     """
 
@@ -36,7 +32,6 @@ class LocalModel:
     path: Path
     n_bytes: int
     quant: str
-    parts: tuple[Path, ...] = ()
     projector: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -47,13 +42,12 @@ class LocalModel:
             "path": str(self.path),
             "bytes": self.n_bytes,
             "quantization": self.quant,
-            "parts": [str(part) for part in self.parts],
             "projector": None if self.projector is None else str(self.projector),
         }
 
 
 def local_models(hub: Hub) -> list[LocalModel]:
-    """All of them: packages, the Hub's cache, drafters made here, other programs'; and packed layer files."""
+    """All of them: packages, the Hub's cache, drafters made here, and other programs'."""
     found = [
         LocalModel(
             entry.name, "package", catalog.find(entry.name), size_of(catalog.find(entry.name)), entry.quant
@@ -73,9 +67,4 @@ def local_models(hub: Hub) -> list[LocalModel]:
     for there in external_models():
         if there.path.resolve() not in known:
             found.append(LocalModel(there.name, there.source, there.path, there.n_bytes, there.quant))
-    remove_abandoned(packs_folder())  # not models, and never listed, but as large as one
-    for path in sorted(packs_folder().glob("*.pack")):
-        parts = parts_of(path)
-        n_bytes = sum(map(size_of, parts), size_of(path))
-        found.append(LocalModel(str(path), "packed", path, n_bytes, "", parts))
     return found

@@ -24,9 +24,9 @@ from edgespec.kernels.layouts import KernelLayout, weight_layout
 from edgespec.llama.runtime.backend import build_identity
 from edgespec.models.gguf.experts import LayerExperts, LayerWeights
 from edgespec.models.gguf.layers import FileTensor, Layer, ModelFiles
-from edgespec.models.hub.pack_index import HEAD, MAGIC, VERSION, part_path
 from edgespec.offload.layout import EXPERT_PIECE_BYTES, PIECE_BYTES, Home, Store, pieces, round_up
 from edgespec.offload.packing.division import Divider, divide
+from edgespec.offload.packing.index import HEAD, MAGIC, VERSION, part_path
 from edgespec.offload.packing.pack import (
     PART_HEAD,
     piece_sizes,

@@ -13,10 +13,10 @@ from edgespec.errors import OutputError
 from edgespec.files.writing import remove_abandoned
 from edgespec.models.gguf.experts import LayerWeights
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.hub.pack_index import StalePack, part_path, remove_pack
 from edgespec.offload.layout import Store, plain_store
 from edgespec.offload.packing.build import build_pack, cannot_write
 from edgespec.offload.packing.division import IN_CACHE, PackFolders, RatesOf, divide
+from edgespec.offload.packing.index import StalePack, part_path, remove_pack
 from edgespec.offload.packing.pack import (
     PartGone,
     gains_from_packing,

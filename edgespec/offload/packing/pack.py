@@ -33,7 +33,6 @@ from edgespec.kernels.setting import AUTO, kernels_setting
 from edgespec.llama.runtime.backend import build_identity
 from edgespec.models.gguf.experts import LayerExperts, expert_by_expert
 from edgespec.models.gguf.layers import FileTensor, Layer, ModelFiles
-from edgespec.models.hub.pack_index import MAGIC, StalePack, indexed_parts, read_index
 from edgespec.offload.layout import (
     EXPERT_PIECE_BYTES,
     PIECE_BYTES,
@@ -44,6 +43,7 @@ from edgespec.offload.layout import (
     pieces,
     round_up,
 )
+from edgespec.offload.packing.index import MAGIC, StalePack, indexed_parts, read_index
 from edgespec.offload.packing.sources import (
     Sources,
     header_fingerprint,

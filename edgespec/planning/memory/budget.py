@@ -10,9 +10,9 @@ from edgespec.costs.planned_weights import HitRates, PlannedWeights
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.hub.removal import packs_folder
 from edgespec.offload.packing.choice import packing_in_memory
 from edgespec.offload.packing.division import named_folders
+from edgespec.offload.packing.index import packs_folder
 from edgespec.option import named
 from edgespec.planning.memory.needs import MemoryNeeds, tied_bytes
 from edgespec.planning.memory.stream_layout import StreamLayout, streamable, wants_pack

@@ -22,9 +22,9 @@ from edgespec.models.gguf.not_gguf import require_regular_file
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.external import external_model_at
-from edgespec.models.hub.pack_index import parts_of
 from edgespec.models.hub.projectors import is_projector, projectors_around
 from edgespec.models.hub.registry import DrafterPair, PairRegistry, drafters_folder
+from edgespec.offload.packing.index import packs_folder, parts_of
 
 
 @dataclass(frozen=True)
@@ -180,11 +180,6 @@ def _add_made(removal: Removal, header: GGUFHeader) -> None:
         return
     for path in folder.glob("*"):
         removal.files.append(Removable(path, "partial", path.stat().st_size))
-
-
-def packs_folder() -> Path:
-    """The folder of packed layer files."""
-    return cache_folder() / "packs"
 
 
 def _add_pack(removal: Removal, pack: Path) -> None:

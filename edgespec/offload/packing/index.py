@@ -11,8 +11,13 @@ import struct
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from edgespec.files.state import size_of
+from edgespec.files.user_folders import cache_folder
+from edgespec.files.writing import remove_abandoned
 
 MAGIC = b"EDGEPACK"
 VERSION = 3
@@ -45,6 +50,11 @@ def read_index(pack: Path) -> dict[str, Any]:
     return index
 
 
+def packs_folder() -> Path:
+    """The folder of packed layer files."""
+    return cache_folder() / "packs"
+
+
 def part_path(pack: Path, folder: Path) -> Path:
     """The path of a pack's part in a folder."""
     return folder / f"{pack.name}.part"
@@ -61,6 +71,33 @@ def parts_of(pack: Path) -> tuple[Path, ...]:
         return indexed_parts(read_index(pack))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error, StalePack):
         return ()
+
+
+@dataclass(frozen=True)
+class PackedFile:
+    """A packed layer file on this machine."""
+
+    path: Path
+    n_bytes: int  # with its parts
+    parts: tuple[Path, ...]  # in other folders
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON for scripts."""
+        return {
+            "path": str(self.path),
+            "bytes": self.n_bytes,
+            "parts": [str(part) for part in self.parts],
+        }
+
+
+def packed_files() -> list[PackedFile]:
+    """All packed layer files; removes what was left half-written, which may be as large as a model."""
+    remove_abandoned(packs_folder())
+    found = []
+    for path in sorted(packs_folder().glob("*.pack")):
+        parts = parts_of(path)
+        found.append(PackedFile(path, sum(map(size_of, parts), size_of(path)), parts))
+    return found
 
 
 def remove_pack(pack: Path) -> None:
