@@ -33,7 +33,7 @@ from benchmarks.harness import parser_of, print_head
 from edgespec.config import Config
 from edgespec.costs.planned_weights import HitRates
 from edgespec.errors import EdgeSpecError, MemoryLimitError
-from edgespec.heads.shared.layer_tap import LayerTap
+from edgespec.heads.hidden_states import LayerTap
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.llama.cache.shared_cells import SharedCells
 from edgespec.llama.cache.state_cache import N_SEQUENCES

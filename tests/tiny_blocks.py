@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.heads.block.block_head import BlockKind
+from edgespec.heads.block import BlockKind
 from tests.heads.block_files import write_block_head
 from tests.heads.block_reference import BlockShape, ReferenceBlockHead
 from tests.heads.eagle_file import FloatArray

@@ -1,7 +1,4 @@
-"""The child's part of vetting a head: load it with zeros for its weights, and draft.
-
-Run by `processes.trial` for `head_vetting`.
-"""
+"""Vetting a head: a child process loads it with zeros for its weights, and drafts."""
 
 from __future__ import annotations
 
@@ -10,10 +7,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from edgespec.heads.opening import open_context
-from edgespec.heads.shared.last_states import LastStates
+from edgespec.errors import BackendError
+from edgespec.heads.families import open_context
+from edgespec.heads.head import Head
+from edgespec.heads.hidden_states import LastStates
+from edgespec.kernels.ggml import UnsupportedBuild
+from edgespec.llama.runtime import nextn
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.vetting import require_loadable
 from edgespec.llama.trials.zero_weights import (
     model_with_zeros,
     planned_model,
@@ -21,18 +23,55 @@ from edgespec.llama.trials.zero_weights import (
     small_context,
     zeros_work,
 )
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.option import named
 
-start_backend()
+
+def require_draftable(head: Head, files: ModelFiles, target: ModelFiles) -> None:
+    """Make sure that llama.cpp can draft with a head, and survives it.
+
+    Args:
+        files: the head's own, or the target's where it is layers of the target's file.
+
+    Raises:
+        BackendError: this llama.cpp build cannot draft with heads.
+        ModelFileError: it does not survive loading the head, or drafting with it.
+        UsageError: it does not survive drafting with layers of the target.
+        InconclusiveTrial: the child process that was to find out was killed, starved or refused memory.
+    """
+    if fault := support_fault():
+        instead = "Name an ordinary drafter" if head.beside_target else f"Leave out {named('draft', 'mtp')}"
+        raise BackendError(
+            f"This llama.cpp build cannot draft with heads and MTP layers: {fault}.",
+            f"{instead}, or reinstall llama-cpp-python in the version that EdgeSpec asks for.",
+        )
+    require_loadable(
+        [read_header(path) for path in files.paths],
+        target.headers[0] if head.beside_target else None,
+        mtp=not head.beside_target,
+        trial=__name__,
+    )
+
+
+def support_fault() -> str:
+    """The reason why heads do not work here, as a clause; empty if they do."""
+    try:
+        nextn.check()
+    except UnsupportedBuild as error:
+        return str(error)
+    return ""
 
 
 def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Do what drafting with the head at "path" does, beside its target at "beside" if there is one.
+    """The child's side: draft with the head at "path", beside its target at "beside" if there is one.
 
     Without a target, layers for multi-token prediction in the file draft. If "head", it has no others.
 
     Raises:
         EdgeSpecError: llama.cpp refused the file.
     """
+    start_backend()
     beside = Path(request["beside"]) if "beside" in request else None
     _draft(Path(request["path"]), beside, has_target=not request["head"])
     return {}

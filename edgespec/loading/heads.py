@@ -5,11 +5,11 @@ from __future__ import annotations
 from edgespec.drafters.kinds import DRAFTER_KINDS
 from edgespec.engine.target import Target
 from edgespec.errors import PairingError, UsageError
-from edgespec.heads.assistant.assistant_drafter import AssistantDrafter
-from edgespec.heads.mtp.mtp_head import MTP_NAME, MTPHead
-from edgespec.heads.opening import HiddenStateSource, head_drafter, open_context
-from edgespec.heads.shared.head import Head
-from edgespec.heads.shared.head_drafter import HeadDrafter
+from edgespec.heads.assistant_drafter import AssistantDrafter
+from edgespec.heads.families import HiddenStateSource, head_drafter, open_context
+from edgespec.heads.head import Head
+from edgespec.heads.head_drafter import HeadDrafter
+from edgespec.heads.mtp import MTP_NAME, MTPHead
 from edgespec.llama.runtime.model import Model
 from edgespec.llama.tokenizer.compatibility import differs
 from edgespec.loading.drafter import file_sources

@@ -17,8 +17,7 @@ from edgespec.engine.target import Target
 from edgespec.errors import DeviceLostError, DeviceMemoryError, MemoryLimitError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.checked import CheckedFiles
-from edgespec.heads.families import head_of
-from edgespec.heads.opening import HiddenStateSource, hidden_states
+from edgespec.heads.families import HiddenStateSource, head_of, hidden_states
 from edgespec.images.projector import doubt_about, find_projector, named_projector
 from edgespec.images.reader import ImageReader
 from edgespec.kernels.layouts import own_in_use

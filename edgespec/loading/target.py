@@ -9,7 +9,7 @@ from edgespec.engine.target import Target
 from edgespec.errors import BackendError
 from edgespec.files.state import FileState
 from edgespec.files.user_folders import cache_folder
-from edgespec.heads.opening import HiddenStateSource
+from edgespec.heads.families import HiddenStateSource
 from edgespec.kernels.ggml.devices import pinned_memory_name
 from edgespec.llama.cache.state_cache import N_SEQUENCES
 from edgespec.llama.cache.states import cache_identity

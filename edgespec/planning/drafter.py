@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edgespec.costs.planner import alternatives, best
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.heads.families import drafter_files
-from edgespec.heads.mtp.mtp_head import mtp_fault
+from edgespec.heads.mtp import mtp_fault
 from edgespec.models.gguf.footprint import USUAL_NODES, footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers

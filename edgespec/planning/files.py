@@ -6,8 +6,8 @@ from pathlib import Path
 
 from edgespec.errors import UsageError
 from edgespec.heads.families import drafter_files, head_of
-from edgespec.heads.head_vetting import require_draftable
-from edgespec.heads.mtp.mtp_head import MTPHead, require_mtp
+from edgespec.heads.head_trial import require_draftable
+from edgespec.heads.mtp import MTPHead, require_mtp
 from edgespec.llama.runtime.vetting import require_loadable
 from edgespec.models.gguf.embedding import require_generation
 from edgespec.models.gguf.head_family import head_family

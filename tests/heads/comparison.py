@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.heads.shared.head_context import HeadContext
+from edgespec.heads.head_context import HeadContext
 from edgespec.llama.runtime.batch import TokenBatch
 from tests.heads.eagle_file import FloatArray
 from tests.heads.reference import ReferenceLayer

@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgespec.heads.assistant.assistant_head import TARGET
+from edgespec.heads.assistant import TARGET
 from tests.heads.eagle_file import AddVocabulary
 from tests.heads.gemma_reference import GemmaShape, Weights
 from tests.tiny import finish

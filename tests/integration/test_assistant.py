@@ -17,8 +17,8 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.target import Target
 from edgespec.errors import BackendError, ModelFileError, PairingError, UsageError
 from edgespec.generation.config import GenerationConfig
-from edgespec.heads.assistant.assistant_context import AssistantContext
-from edgespec.heads.assistant.assistant_drafter import AssistantDrafter, GrowingTree
+from edgespec.heads.assistant import AssistantContext
+from edgespec.heads.assistant_drafter import AssistantDrafter, GrowingTree
 from edgespec.llama.cache.tree_cache import BranchingCache
 from edgespec.llama.runtime.context import NoRoomInCache
 from edgespec.models.gguf.header import read_header

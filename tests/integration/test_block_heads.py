@@ -16,12 +16,9 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.sessions.file import SessionFile
 from edgespec.engine.sessions.session import Session
 from edgespec.errors import PairingError, UsageError
-from edgespec.heads.block.block_context import BlockContext
-from edgespec.heads.block.block_drafter import BlockHeadDrafter
-from edgespec.heads.block.block_head import BlockKind
-from edgespec.heads.block.block_logits import BlockLogits
-from edgespec.heads.block.block_sequence import BlockSequence
-from edgespec.heads.shared.layer_tap import LayerTap
+from edgespec.heads.block import BlockContext, BlockKind, BlockLogits
+from edgespec.heads.block_drafter import BlockHeadDrafter, BlockSequence
+from edgespec.heads.hidden_states import LayerTap
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model

@@ -10,12 +10,11 @@ import gguf
 import numpy as np
 import pytest
 
-from edgespec.heads.assistant.assistant_context import AssistantContext
-from edgespec.heads.block.block_context import BlockContext
-from edgespec.heads.eagle.eagle_context import EagleContext
-from edgespec.heads.shared.head_context import HeadContext
-from edgespec.heads.shared.last_states import LastStates
-from edgespec.heads.shared.layer_tap import LayerTap
+from edgespec.heads.assistant import AssistantContext
+from edgespec.heads.block import BlockContext
+from edgespec.heads.eagle import EagleContext
+from edgespec.heads.head_context import HeadContext
+from edgespec.heads.hidden_states import LastStates, LayerTap
 from edgespec.llama.cache.shared_cells import SharedCells
 from edgespec.llama.cache.tree_cache import BranchingCache
 from edgespec.llama.runtime.batch import TokenBatch

@@ -13,9 +13,9 @@ import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.errors import BackendError, PairingError, UsageError
 from edgespec.generation.config import GenerationConfig
-from edgespec.heads.shared.head_drafter import HeadDrafter
-from edgespec.heads.shared.head_sequence import HeadSequence
-from edgespec.heads.shared.layer_tap import LayerTap
+from edgespec.heads.head_drafter import HeadDrafter
+from edgespec.heads.head_sequence import HeadSequence
+from edgespec.heads.hidden_states import LayerTap
 from edgespec.llama.runtime import nextn
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
@@ -172,9 +172,7 @@ def test_texts_that_do_not_fit_together(engine: Engine, monkeypatch: pytest.Monk
     prompts = [PROMPT, [9, *PROMPT], [8, 9, *PROMPT]]
     expected = [engine.generate(prompt, GREEDY).tokens for prompt in prompts]
     cells = engine.target.context.n_cells
-    monkeypatch.setattr(
-        "edgespec.heads.shared.head_drafter._SPARE_CELLS", cells - 110
-    )  # room for one of them
+    monkeypatch.setattr("edgespec.heads.head_drafter._SPARE_CELLS", cells - 110)  # room for one of them
     monkeypatch.setattr(drafter_of(engine)._context, "n_cells", 140 + 2 * engine.speculator.limits.budget)
     answers = engine.generate_many(prompts, GREEDY)
     assert [answer.tokens for answer in answers] == expected

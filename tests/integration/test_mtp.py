@@ -15,10 +15,10 @@ from edgespec.cli.main import main
 from edgespec.engine.engine import Engine
 from edgespec.errors import BackendError, PairingError, UsageError
 from edgespec.generation.config import GenerationConfig
-from edgespec.heads.mtp.mtp_file import read_mtp_file
-from edgespec.heads.shared.head_context import HeadContext
-from edgespec.heads.shared.head_drafter import HeadDrafter
-from edgespec.heads.shared.last_states import LastStates
+from edgespec.heads.head_context import HeadContext
+from edgespec.heads.head_drafter import HeadDrafter
+from edgespec.heads.hidden_states import LastStates
+from edgespec.heads.mtp import read_mtp_file
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
@@ -231,11 +231,11 @@ def test_a_model_without_the_layer_says_so(without: Path, smol_path: Path) -> No
 def test_a_layer_that_the_build_cannot_compute(
     tiny: TinyMTP, folder: Path, smol_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.heads.mtp.mtp_file.ARCHITECTURES", frozenset())
+    monkeypatch.setattr("edgespec.heads.mtp.ARCHITECTURES", frozenset())
     with pytest.raises(UsageError, match=r"llama\.cpp cannot compute MTP layers of the architecture qwen35"):
         edgespec.load(tiny.path, draft="mtp")
     monkeypatch.undo()
-    monkeypatch.setattr("edgespec.heads.head_vetting.support_fault", lambda: "it has no llama_set")
+    monkeypatch.setattr("edgespec.heads.head_trial.support_fault", lambda: "it has no llama_set")
     with pytest.raises(BackendError, match=r"cannot draft with heads and MTP layers: it has no llama_set"):
         edgespec.load(tiny.path, draft="mtp")
     with opened(tiny.path, draft="auto", drafter=None) as engine:
@@ -248,7 +248,7 @@ def test_a_layer_that_ends_the_process_is_refused(
     tiny = write_mtp(folder / "two.gguf", "qwen35", smol_path, n_layers=2)
     with pytest.raises(UsageError, match=r"it has 2 MTP layers, and llama\.cpp computes one"):
         edgespec.load(tiny.path, draft="mtp")
-    monkeypatch.setattr("edgespec.heads.mtp.mtp_file.SEVERAL", frozenset({"qwen35"}))
+    monkeypatch.setattr("edgespec.heads.mtp.SEVERAL", frozenset({"qwen35"}))
     with pytest.raises(UsageError, match=r"llama\.cpp fails on the layer \(SIGABRT\)") as caught:
         edgespec.load(tiny.path, draft="mtp")
     assert "Leave out draft='mtp'" in caught.value.hint

@@ -19,7 +19,7 @@ from edgespec.engine.sequence import SequenceTree, TextSequence
 from edgespec.engine.target import TargetPass
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
-from edgespec.heads.shared.layer_tap import LayerTap
+from edgespec.heads.hidden_states import LayerTap
 from edgespec.kernels import ggml, products
 from edgespec.kernels.attention import Attention
 from edgespec.kernels.layouts import KernelLayout, kernel_layouts, looks_up_rows

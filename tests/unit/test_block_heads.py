@@ -12,9 +12,8 @@ import pytest
 
 from edgespec.errors import ModelFileError, PairingError
 from edgespec.generation.config import GenerationConfig
-from edgespec.heads.block.block_head import BlockHead, BlockKind, read_block_head
-from edgespec.heads.block.block_logits import IndependentLogits, PairedLogits
-from edgespec.heads.eagle.eagle_head import EagleHead
+from edgespec.heads.block import BlockHead, BlockKind, IndependentLogits, PairedLogits, read_block_head
+from edgespec.heads.eagle import EagleHead
 from edgespec.heads.families import head_of
 from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.header import read_header

@@ -20,8 +20,8 @@ BREACHES = {
         "from edgespec.speculation.learning import acceptance",
     ),
     "families of heads are independent": (
-        "heads/mtp/mtp_head.py",
-        "from edgespec.heads.eagle import eagle_head",
+        "heads/mtp.py",
+        "from edgespec.heads import eagle",
     ),
     "speculation and costs are arithmetic": ("speculation/tree.py", "from edgespec.files import state"),
     "llama.cpp is called in two places": ("engine/engine.py", "import llama_cpp"),

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import ModelFileError, PairingError
-from edgespec.heads.eagle.eagle_head import EagleHead, read_eagle_head
-from edgespec.heads.shared.layer_head import drafted_tokens
+from edgespec.heads.eagle import EagleHead, read_eagle_head
+from edgespec.heads.head import drafted_tokens
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.llama.runtime import nextn
 from edgespec.models.gguf.head_family import HeadFamily, head_family

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.heads.shared.head_sequence import HeadSequence
+from edgespec.heads.head_sequence import HeadSequence
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.tree import FloatArray

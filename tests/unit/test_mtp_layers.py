@@ -11,8 +11,7 @@ import pytest
 from edgespec.config import Config
 from edgespec.errors import ModelFileError, PairingError, UsageError
 from edgespec.heads.families import head_of
-from edgespec.heads.mtp.mtp_file import read_mtp_file
-from edgespec.heads.mtp.mtp_head import MTPHead, mtp_fault, require_mtp
+from edgespec.heads.mtp import MTPHead, mtp_fault, read_mtp_file, require_mtp
 from edgespec.llama.runtime.device_layers import ON_PROCESSOR
 from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers

@@ -27,7 +27,7 @@ from edgespec.bench.rows.synthetic import MixtureShape, synthetic_target
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.config import AUTO, Config, ModelConfig
 from edgespec.errors import BackendError, MemoryLimitError, UsageError
-from edgespec.heads.mtp.mtp_head import MTP_NAME
+from edgespec.heads.mtp import MTP_NAME
 from edgespec.machine.cores import default_threads, probe_cores
 from edgespec.machine.disks import disk_of
 from edgespec.machine.memory import probe_memory

@@ -14,10 +14,9 @@ from functools import cache
 import psutil
 
 from edgespec.files.user_folders import cache_folder
-from edgespec.heads.families import head_of
-from edgespec.heads.opening import HeadContextShape
-from edgespec.heads.shared.head import Head
-from edgespec.heads.shared.head_context import HEAD_ROWS
+from edgespec.heads.families import HeadContextShape, head_of
+from edgespec.heads.head import Head
+from edgespec.heads.head_context import HEAD_ROWS
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import kernel_layout, looks_up_rows
 from edgespec.llama.cache.shared_cells import PART

@@ -8,9 +8,9 @@ from edgespec.config import LOOKUP, NONE
 from edgespec.costs.curves import Curve
 from edgespec.costs.planner import USUAL_OVERHEAD, DraftingCosts
 from edgespec.costs.yields import USUAL_AGREEMENT, TreeYields, expected_yields
-from edgespec.heads.block.block_head import BlockHead
+from edgespec.heads.block import BlockHead
 from edgespec.heads.families import head_of
-from edgespec.heads.mtp.mtp_head import MTP_NAME
+from edgespec.heads.mtp import MTP_NAME
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.gguf.vocabulary import another_vocabulary
 from edgespec.models.hub.drafter_choice import agreement_of

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from edgespec.config import Config
-from edgespec.heads.mtp.mtp_file import read_mtp_file
+from edgespec.heads.mtp import read_mtp_file
 from edgespec.images.facts import ProjectorFacts
 from edgespec.images.projector import doubt_about, named_projector
 from edgespec.kernels.report_store import ensure_report

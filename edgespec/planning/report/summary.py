@@ -10,7 +10,7 @@ from typing import Any
 
 from edgespec.config import Config
 from edgespec.heads.families import head_kind
-from edgespec.heads.mtp.mtp_head import mtp_fault
+from edgespec.heads.mtp import mtp_fault
 from edgespec.models.gguf.embedding import embedding_shape
 from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.layers import ModelFiles, mtp_count

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edgespec.heads.assistant.assistant_context import AssistantContext
-from edgespec.heads.shared.head_context import HEAD_ROWS
-from edgespec.heads.shared.head_drafter import TargetSequence
+from edgespec.heads.assistant import AssistantContext
+from edgespec.heads.head_context import HEAD_ROWS
+from edgespec.heads.head_drafter import TargetSequence
 from edgespec.llama.cache.kv_cache import KVCache
 from edgespec.llama.cache.tree_cache import BranchingCache
 from edgespec.llama.runtime.context import NoRoomInCache

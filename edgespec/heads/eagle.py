@@ -1,14 +1,36 @@
-"""The contexts of EAGLE-3 heads."""
+"""EAGLE-3 heads: their files and contexts."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from edgespec.heads.eagle.eagle_head import read_eagle_head
-from edgespec.heads.shared.head_context import HeadContext
+from edgespec.heads.head import HeadHeader, LayerHead, read_fields, read_layers
+from edgespec.heads.head_context import HeadContext
 from edgespec.llama.runtime.batch import EncoderBatch
 from edgespec.llama.runtime.context import FloatArray
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.types import GGUFHeader
+
+
+@dataclass(frozen=True)
+class EagleHead(LayerHead):
+    """The header of an EAGLE-3 head."""
+
+
+def read_eagle_head(header: GGUFHeader) -> EagleHead:
+    """Read the header of an EAGLE-3 head.
+
+    Raises:
+        ModelFileError: it lacks something, or contradicts itself.
+    """
+    head = HeadHeader(header)
+    layers = read_layers(head)
+    target_width, width = head.count("target_hidden_size"), head.count("embedding_length")
+    if head.count("block_count") != 1:
+        head.refuse("it has more than one layer")
+    return EagleHead(**read_fields(head, layers, target_width, width))
 
 
 class EagleContext(HeadContext):

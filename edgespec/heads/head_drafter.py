@@ -20,8 +20,8 @@ from edgespec.drafters.draft_sequence import DraftSequence, DraftStep
 from edgespec.drafters.draft_sequences import Wanted
 from edgespec.drafters.model import ModelDrafter
 from edgespec.files.checked import CheckedFiles
-from edgespec.heads.shared.head_context import HeadContext
-from edgespec.heads.shared.head_sequence import HeadSequence
+from edgespec.heads.head_context import HeadContext
+from edgespec.heads.head_sequence import HeadSequence
 from edgespec.llama.cache.kv_cache import KVCache
 from edgespec.llama.cache.states import StateStore
 from edgespec.llama.runtime.model import Model

@@ -1,1 +1,0 @@
-"""Gemma 4's assistants: small models that look at the keys and values of their target."""

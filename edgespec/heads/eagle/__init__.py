@@ -1,1 +1,0 @@
-"""EAGLE-3: a layer that drafts from the hidden states of its target."""

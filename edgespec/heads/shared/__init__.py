@@ -1,1 +1,0 @@
-"""Code that the families of draft heads share."""
