@@ -41,6 +41,7 @@ class CompletionRequest:
         model: the name by which the model was asked for; empty if it was not named, or by an unknown name.
         warnings: what of the request has no effect, in sentences.
         custom_tools: names of tools that take a text.
+        calls_function: a call is answered as `function_call`.
         suffix: what stands behind the completion.
         continues: the last message is the beginning of the answer.
         echo: the prompt stands in front of the answer, with its log-probabilities if those are wanted.
@@ -57,6 +58,7 @@ class CompletionRequest:
     model: str = ""
     warnings: Sequence[str] = ()
     custom_tools: frozenset[str] = frozenset()
+    calls_function: bool = False
     suffix: str = ""
     continues: bool = False
     echo: bool = False
@@ -243,6 +245,7 @@ def read_request(
         model=named,
         warnings=warnings.sentences,
         custom_tools=custom,
+        calls_function=fields.calls_function,
         continues=continues,
         suffix=fields.suffix,
         echo=fields.echo,

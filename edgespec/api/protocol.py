@@ -25,6 +25,7 @@ class CompletionBuilder:
         timed: whether they report times, which differ from run to run.
         speculates: whether pieces report what was drafted and accepted.
         custom_tools: names of tools that take a text.
+        calls_function: whether a call is a `function_call`, as the API had it before there were tools.
         n_prompts: how many prompts the answers are to; each has as many.
         echoed: for each answer, the prompt that is to stand in front of it; empty if none are.
         scored: whether the log-probabilities of these prompts are wanted.
@@ -40,6 +41,7 @@ class CompletionBuilder:
         timed: bool = False,
         speculates: bool = False,
         custom_tools: Collection[str] = (),
+        calls_function: bool = False,
         n_prompts: int = 1,
         echoed: Sequence[EchoedPrompt] = (),
         scored: bool = False,
@@ -55,6 +57,7 @@ class CompletionBuilder:
         self._speculates = speculates
         self._texts: defaultdict[int, TextLogprobs] = defaultdict(TextLogprobs)  # by answer
         self._custom_tools = custom_tools
+        self._calls_function = calls_function
         self._custom: dict[int, list[CallPiece]] = {}  # calls of these tools, by answer, until they are whole
         self._n_prompts = n_prompts
         self._echoed = echoed
@@ -72,7 +75,7 @@ class CompletionBuilder:
                     "index": index,
                     **text,
                     "logprobs": self._logprobs(index, answer.logprobs, answer.prompt_logprobs),
-                    "finish_reason": _reason(answer),
+                    "finish_reason": self._reason(answer),
                 }
             )
         kind = "chat.completion" if self._chat else "text_completion"
@@ -109,7 +112,9 @@ class CompletionBuilder:
         if chunk.text:
             delta["content"] = chunk.text
         calls = _call_deltas(self._without_custom(index, chunk.calls)) if chunk.calls else []
-        if calls:
+        if calls and self._calls_function:
+            delta["function_call"] = calls[0]["function"]
+        elif calls:
             delta["tool_calls"] = calls
         told = speculation.of_pass(chunk) if self._speculates else {}
         if not delta and not chunk.logprobs and not told:
@@ -123,7 +128,7 @@ class CompletionBuilder:
         echo = self._echo(index, answer.prompt_logprobs)
         whole = self._custom_deltas(index)
         delta: dict[str, Any] = {"tool_calls": whole} if whole else {}
-        event = {**self._piece(index, delta if self._chat else "", _reason(answer)), **self._notes}
+        event = {**self._piece(index, delta if self._chat else "", self._reason(answer)), **self._notes}
         event |= speculation.of_answer(answer) if self._speculates else {}
         return [*echo, event | {"timings": timings([answer])} if self._timed else event]
 
@@ -148,12 +153,19 @@ class CompletionBuilder:
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if answer.reasoning:
             message["reasoning_content"] = answer.reasoning
-        if answer.tool_calls:
+        if answer.tool_calls and self._calls_function:
+            message["function_call"] = answer.tool_calls[0].to_json()["function"]
+        elif answer.tool_calls:
             message["tool_calls"] = [
                 _custom(call) if call.name in self._custom_tools else call.to_json()
                 for call in answer.tool_calls
             ]
         return message
+
+    def _reason(self, answer: Generation) -> str:
+        if answer.finish_reason == "tool_calls":
+            return "function_call" if self._calls_function else "tool_calls"
+        return "length" if answer.finish_reason == "length" else "stop"
 
     def _without_custom(self, index: int, pieces: Sequence[CallPiece]) -> list[CallPiece]:
         """The pieces of other calls; those of custom tools are kept until the answer is over."""
@@ -287,7 +299,3 @@ def _logprob(found: TokenLogprob) -> dict[str, Any]:
         }
 
     return {**one(found), "top_logprobs": [one(other) for other in found.top]}
-
-
-def _reason(answer: Generation) -> str:
-    return answer.finish_reason if answer.finish_reason in ("length", "tool_calls") else "stop"

@@ -34,7 +34,7 @@ class ResponsesBuilder:
         config: the settings in force.
         custom_tools: names of tools that take a text.
         previous: the id of the response that is continued; None if none is.
-        keep: called with the id and the answer when it is complete.
+        keep: called with the whole response and the answer.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ResponsesBuilder:
         warnings: Sequence[str] = (),
         custom_tools: Collection[str] = (),
         previous: str | None = None,
-        keep: Callable[[str, Generation], None] | None = None,
+        keep: Callable[[Event, Generation], None] | None = None,
     ) -> None:
         self._head: Event = {
             "id": f"resp_{uuid.uuid4().hex}",
@@ -116,8 +116,6 @@ class ResponsesBuilder:
         return []
 
     def _finished(self, answer: Generation, items: Sequence[OutputItem]) -> Event:
-        if self._keep is not None:
-            self._keep(str(self._head["id"]), answer)
         cut = answer.finish_reason == "length"
         states = ["completed"] * (len(items) - 1) + ["incomplete" if cut else "completed"]
         counts = {
@@ -127,7 +125,7 @@ class ResponsesBuilder:
             "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
             "total_tokens": answer.prompt_tokens + len(answer.tokens),
         }
-        return {
+        response = {
             **self._head,
             **self._notes,
             "status": "incomplete" if cut else "completed",
@@ -136,6 +134,9 @@ class ResponsesBuilder:
             "usage": counts,
             "timings": protocol.timings([answer]),
         }
+        if self._keep is not None:
+            self._keep(response, answer)
+        return response
 
     @property
     def _notes(self) -> Event:

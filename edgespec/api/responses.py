@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -18,16 +19,17 @@ from edgespec.api.messages import (
     CalledFunction,
     CalledTool,
     ChatMessage,
-    Message,
     Role,
     read_messages,
 )
+from edgespec.api.response_store import ResponseStore
 from edgespec.api.settings import Count, Effort
 from edgespec.api.tools import SettingsWithTools
 from edgespec.api.warnings import Warnings, shown
 from edgespec.errors import UsageError
 
 _MESSAGES = ("message", "agent_message")
+_REFERENCE = "item_reference"
 _CALL, _OUTPUT = "_call", "_output"
 _ABOUT_CALLS = ("id", "call_id", "type", "status", "output", "name", "role")
 # Clients ask for it where nothing is stored; thoughts are not encrypted here, so they come anyway.
@@ -73,7 +75,6 @@ class ResponsesBody(SettingsWithTools, kw_only=True):
         "max_completion_tokens": "Write 'max_output_tokens'.",
         "response_format": "Write 'text'.",
         "reasoning_effort": "Write 'reasoning'.",
-        "conversation": "Use 'previous_response_id', or send the conversation.",
         "background": "The answer comes at once.",
         "background_options": "The answer comes at once.",
         "top_logprobs": "Log-probabilities are served at /v1/chat/completions.",
@@ -93,6 +94,7 @@ class ResponsesBody(SettingsWithTools, kw_only=True):
     ]
     instructions: str | list[dict[str, Any]] = ""
     previous_response_id: str = ""
+    conversation: Any = None
     max_output_tokens: Count | None = None
     text: TextSettings | None = None
     reasoning: Reasoning | None = None
@@ -106,31 +108,37 @@ class ResponseContext:
 
     Attributes:
         previous: the id of the response that is continued.
-        asked: the messages that the response is to, as JSON; None if it is not to be kept.
+        asked: what the store keeps of the request; None if the response is not to be kept.
     """
 
     previous: str | None
     asked: bytes | None
 
 
-def as_chat(body: object, warnings: Warnings, earlier: Callable[[str], list[Message]]) -> TranslatedRequest:
+def as_chat(body: object, warnings: Warnings, store: ResponseStore) -> TranslatedRequest:
     """The request for a chat that a request for a response stands for.
 
     Args:
-        earlier: gives the conversation of an earlier response by its id.
+        store: the responses that it may continue, and refer to.
 
     Raises:
         UsageError: a field has another form.
-        Refusal: an earlier response is not kept.
+        Refusal: an earlier response is not kept, or an item of one.
     """
     fields = read_fields(body, ResponsesBody, warnings)
+    if fields.conversation is not None:
+        raise UsageError(
+            "Conversations are not stored on the server.",
+            "Use 'previous_response_id', or send the conversation as 'input'.",
+        )
     for item in fields.include:
         if item != _INCLUDED:
             warnings.ignored(f"include {item}")
     text = fields.text or TextSettings()
     if text.verbosity not in (None, "medium"):
         warnings.ignored("text.verbosity", "Ask for the length in the prompt.")
-    asked = _messages("input", fields.input, warnings)
+    given = _with_items(fields.input, store)
+    asked = _messages("input", given, warnings)
     told: Sequence[ChatMessage] = ()
     if isinstance(fields.instructions, str) and fields.instructions:
         told = [ChatMessage(role="system", content=fields.instructions)]
@@ -139,12 +147,12 @@ def as_chat(body: object, warnings: Warnings, earlier: Callable[[str], list[Mess
     # Instructions are only for this response: the next one has its own.
     messages = read_messages([*told, *asked], warnings)
     place = max(0, len(messages) - len(asked))
-    previous = earlier(fields.previous_response_id) if fields.previous_response_id else []
+    previous = store.conversation(fields.previous_response_id) if fields.previous_response_id else []
     kept = [*previous, *messages[place:]]
-    context = ResponseContext(
-        fields.previous_response_id or None,
-        json.dumps(kept).encode() if fields.store else None,  # as it came: images are no JSON later
-    )
+    asked_of = None
+    if fields.store:  # as it came: images are no JSON later
+        asked_of = json.dumps({"messages": kept, "input": _named_items(given)}).encode()
+    context = ResponseContext(fields.previous_response_id or None, asked_of)
     chat = fields.as_kind(
         CompletionFields,
         max_tokens=fields.max_output_tokens,
@@ -153,6 +161,29 @@ def as_chat(body: object, warnings: Warnings, earlier: Callable[[str], list[Mess
         continue_final_message=False,  # the answer is a new item
     )
     return TranslatedRequest(chat, [*messages[:place], *kept], warnings, context)
+
+
+def _with_items(given: str | list[dict[str, Any]], store: ResponseStore) -> str | list[dict[str, Any]]:
+    """The items of a request, those that it refers to among them."""
+    if isinstance(given, str):
+        return given
+    places = {place: item["id"] for place, item in enumerate(given) if _refers(item)}
+    items = store.items(places.values())
+    return [items[places[place]] if place in places else item for place, item in enumerate(given)]
+
+
+def _refers(item: Mapping[str, Any]) -> bool:
+    return isinstance(item.get("id"), str) and (item.get("type") == _REFERENCE or set(item) == {"id"})
+
+
+def _named_items(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items of a request, each with an id."""
+    if isinstance(given, str):
+        given = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
+    return [
+        item if isinstance(item.get("id"), str) else {**item, "id": f"item_{uuid.uuid4().hex}"}
+        for item in given
+    ]
 
 
 def _messages(name: str, given: str | list[dict[str, Any]], warnings: Warnings) -> list[ChatMessage]:

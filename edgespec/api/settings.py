@@ -34,6 +34,7 @@ _ALIASES = {
 }
 _PENALTIES = ("repeat_penalty", "presence_penalty", "frequency_penalty", "penalty_window")
 _NEVER = LARGEST_COUNT  # tokens after which an answer may end that ignores end tokens
+_LEAST_TOP_P = 1e-9
 _MAX_STOP_TOKENS = 64
 _LEAST = {"top_k": 0, "penalty_window": 0, "dry_penalty_last_n": -1}
 _STRINGS = ("stop", "dry_sequence_breakers", "banned_strings")
@@ -134,6 +135,8 @@ class Settings(Sampling):
         if changes.get("max_tokens", 0) < 0:  # the server's own limit holds, as in llama.cpp's
             del changes["max_tokens"]
         changes |= {name: max(changes[name], least) for name, least in _LEAST.items() if name in changes}
+        if changes.get("top_p") == 0:  # of the API: the likeliest token alone
+            changes["top_p"] = _LEAST_TOP_P
         seed = changes.get("seed", 0)
         if -(MAX_SEED // 2) - 1 <= seed < 0:  # the API allows negative seeds
             changes["seed"] = None if seed == _RANDOM_SEED else seed % (MAX_SEED + 1)

@@ -74,6 +74,11 @@ class SettingsWithTools(Settings):
     functions: Sequence[ToolDefinition] = ()
     function_call: str | ToolReference | None = None
 
+    @property
+    def calls_function(self) -> bool:
+        """True if a call is answered as `function_call`, as the API had it before there were tools."""
+        return bool(self.functions) and not self.tools
+
 
 def read_tools(
     asked: SettingsWithTools, limits: Limits, warnings: Warnings
@@ -91,7 +96,6 @@ def read_tools(
     given, custom = asked.tools, set()
     if asked.functions and not given:
         given = asked.functions
-        warnings.add("Calls of functions are answered as tool_calls.")
     if len(given) > limits.tool_count:
         raise UsageError(f"There are {len(given):,} tools.", f"At most {limits.tool_count:,} are allowed.")
     tools: dict[str, Tool] = {}
@@ -111,7 +115,8 @@ def read_tools(
     if not tools:
         return {}, frozenset()
     settings = {"tools": tuple(tools.values()), "tool_choice": chosen}
-    return settings | {"parallel_tool_calls": asked.parallel_tool_calls}, frozenset(custom)
+    parallel = asked.parallel_tool_calls and not asked.calls_function
+    return settings | {"parallel_tool_calls": parallel}, frozenset(custom)
 
 
 def custom_input(arguments: str) -> str:

@@ -22,11 +22,13 @@ from edgespec.api.embeddings import EmbeddingEndpoint, OpenAIEmbeddings
 from edgespec.api.endpoint import DirectEndpoint, Endpoint, Event
 from edgespec.api.openai_endpoints import CompletionsEndpoint, ResponsesEndpoint
 from edgespec.api.refusals import Refusal, Unavailable, refusal_for
+from edgespec.api.response_store import ResponseStore
 from edgespec.api.tokenizing import detokenized, tokenized, tokenizer_info
 from edgespec.models.gguf.embedding import no_embeddings
 from edgespec.serving.anthropic.endpoints import MessagesEndpoint
 from edgespec.serving.completion_handler import CompletionHandler
 from edgespec.serving.embeddings import EmbeddingHandler
+from edgespec.serving.kept_responses import routes_of_responses
 from edgespec.serving.keys import keys_in
 from edgespec.serving.model_worker import ModelWorker
 from edgespec.serving.ollama.embeddings import OllamaEmbed, OllamaEmbeddings
@@ -150,12 +152,12 @@ class Application:
         return Response(page, headers={"content-type": content_type})
 
 
-def _endpoints(model: str) -> dict[str, Endpoint]:
+def _endpoints(model: str, responses: ResponseStore) -> dict[str, Endpoint]:
     """The paths that answer prompts."""
     return {
         "/v1/chat/completions": CompletionsEndpoint(chat=True),
         "/v1/completions": CompletionsEndpoint(chat=False),
-        "/v1/responses": ResponsesEndpoint(),
+        "/v1/responses": ResponsesEndpoint(responses),
         "/v1/messages": MessagesEndpoint(),
         "/v1/messages/count_tokens": MessagesEndpoint(counts=True),
         "/tokenize": DirectEndpoint(tokenized),
@@ -177,7 +179,8 @@ def _embedding_endpoints() -> dict[str, EmbeddingEndpoint]:
 def _answering(handler: CompletionHandler | EmbeddingHandler) -> list[Route]:
     """The routes that the model answers, and refusals at those that take a model of another kind."""
     model = handler.names[0]
-    prompts, inputs = _endpoints(model), _embedding_endpoints()
+    responses = ResponseStore()
+    prompts, inputs = _endpoints(model, responses), _embedding_endpoints()
     if isinstance(handler, EmbeddingHandler):
         embeds = [_route(path, handler, endpoint) for path, endpoint in inputs.items()]
         text = f"{model} is an embedding model: it makes embeddings and writes no text."
@@ -186,6 +189,7 @@ def _answering(handler: CompletionHandler | EmbeddingHandler) -> list[Route]:
     answers = [_route(path, handler, endpoint) for path, endpoint in prompts.items()]
     answers.append(Route("/tokenizer_info", _Answers(handler, DirectEndpoint(tokenizer_info))))
     refuse = _Refuse(Refusal(404, str(no_embeddings(model)), "no_embeddings"))
+    answers += routes_of_responses(responses)
     return answers + [Route(path, refuse, methods=_ANY) for path in inputs]
 
 
@@ -248,7 +252,7 @@ class _NoSuchRoute:
 
     def __init__(self, routes: Sequence[Route]) -> None:
         served = [
-            ("POST" if "POST" in (route.methods or ()) else "GET", route.path)
+            (next(m for m in ("POST", "DELETE", "GET") if m in (route.methods or ("GET",))), route.path)
             for route in routes
             if route.endpoint is not _refuse_unsupported and not isinstance(route.endpoint, _Refuse)
         ]

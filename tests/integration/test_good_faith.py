@@ -155,7 +155,6 @@ def test_a_reference_that_never_ends_is_refused_by_name(server: Running, more: A
         (MESSAGES, {"mcp_servers": [{"url": "x"}]}, "'mcp_servers'"),
         (MESSAGES, {"metadata": {}, "odd": 1}, "'odd'"),
         (RESPONSE, {"input": [*HI, {"type": "web_search_call", "id": "w"}, *HI]}, "web_search_call"),
-        (RESPONSE, {"input": [{"type": "item_reference", "id": "w"}, *HI]}, "item_reference"),
         (RESPONSE, {"n": 2}, "'n'"),
         (RESPONSE, {"include": ["file_search_call.results"]}, "include"),
         (RESPONSE, {"background": True}, "'background'"),
@@ -422,3 +421,50 @@ def test_an_answer_ends_when_it_may(server: Running) -> None:
     assert ended(stop_token_ids=[stop]) == (1, "stop")
     assert ended(stop_token_ids=[stop], min_tokens=5)[0] >= 5
     assert ended(ignore_eos=True, temperature=2, seed=3) == (12, "length")
+
+
+def test_kept_responses_are_read_referred_to_and_removed(server: Running) -> None:
+    first = asked(server, RESPONSE, input="One")
+    path = f"{RESPONSE}/{first['id']}"
+    assert server.get(path) == (200, first)
+    status, page = server.get(f"{path}/input_items?limit=5&order=asc")
+    assert status == 200
+    assert [item["content"][0]["text"] for item in page["data"]] == ["One"]
+    message = first["output"][-1]
+    written = [page["data"][0], message, {"role": "user", "content": "Two"}]
+    referred = [*({"type": "item_reference", "id": item["id"]} for item in written[:2]), written[2]]
+    tokens = [asked(server, RESPONSE, input=items)["usage"]["input_tokens"] for items in (written, referred)]
+    assert tokens[0] == tokens[1]
+    twice = [{"id": message["id"]}, {"id": message["id"]}, *HI]
+    assert server.post(RESPONSE, SHORT[RESPONSE] | {"input": twice})[0] == 400
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+    connection.request("DELETE", path)
+    assert json.loads(connection.getresponse().read())["deleted"] is True
+    connection.close()
+    assert server.get(path)[0] == server.get(f"{path}/input_items")[0] == 404
+    assert server.post(RESPONSE, SHORT[RESPONSE] | {"input": [{"id": "msg_0"}, *HI]})[0] == 404
+    assert server.post(RESPONSE, SHORT[RESPONSE] | {"conversation": "conv_1"})[0] == 400
+
+
+def test_functions_are_called_as_before_there_were_tools(server: Running) -> None:
+    function = {"name": "f", "parameters": schema_of({"enum": ["yes"]})}
+    settings: dict[str, Any] = {
+        "functions": [function],
+        "function_call": {"name": "f"},
+        "max_tokens": 60,
+        "top_p": 0,
+    }
+    (choice,) = asked(server, CHAT, **settings)["choices"]
+    assert choice["finish_reason"] == "function_call"
+    assert choice["message"]["function_call"]["name"] == "f"
+    assert json.loads(choice["message"]["function_call"]["arguments"]) == {"a": "yes"}
+    with server.connect() as client:
+        client.send(CHAT, SHORT[CHAT] | settings | {"stream": True})
+        stream = http.client.HTTPResponse(client.socket)
+        stream.begin()
+        lines = [line[6:] for line in stream.read().decode().split("\n") if line.startswith("data: {")]
+    deltas = [json.loads(line)["choices"][0]["delta"] for line in lines]
+    calls = [delta["function_call"] for delta in deltas if "function_call" in delta]
+    assert json.loads("".join(call["arguments"] for call in calls)) == {"a": "yes"}
+    result = {"role": "function", "name": "f", "content": "1"}
+    asked(server, CHAT, functions=[function], messages=[*HI, choice["message"], result])

@@ -14,6 +14,7 @@ from edgespec.api.embeddings import OpenAIEmbeddings
 from edgespec.api.images import RequestImages
 from edgespec.api.limits import Limits
 from edgespec.api.refusals import Refusal
+from edgespec.api.response_store import ResponseStore
 from edgespec.api.responses import as_chat as of_response
 from edgespec.api.warnings import Warnings
 from edgespec.errors import EdgeSpecError
@@ -190,8 +191,9 @@ _GENERATE = {
 _EMBEDDINGS = {"model": "m", "input": ["a", "b"], "dimensions": 3, "encoding_format": "float", "user": "x"}
 
 
-def _earlier(_identifier: str) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": "e"}]
+class _Store(ResponseStore):
+    def conversation(self, identifier: str) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": "e"}]
 
 
 def _read(asked: TranslatedRequest | None) -> None:
@@ -204,7 +206,7 @@ _REQUESTS: dict[str, tuple[dict[str, Any], Callable[[Any], object]]] = {
     "chat": (_CHAT, lambda body: _read(translated(body, chat=True))),
     "a form": (_FORMED, lambda body: _read(translated(body, chat=True))),
     "text": (_TEXT, lambda body: _read(translated(body, chat=False))),
-    "response": (_RESPONSE, lambda body: _read(of_response(body, Warnings(), _earlier))),
+    "response": (_RESPONSE, lambda body: _read(of_response(body, Warnings(), _Store()))),
     "message": (_MESSAGE, lambda body: _read(of_message(body, Warnings()))),
     "ollama": (_OLLAMA, lambda body: _read(chat_as_chat(body, Warnings()))),
     "generate": (_GENERATE, lambda body: _read(generate_as_chat(body, Warnings()))),

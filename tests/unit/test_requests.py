@@ -9,6 +9,7 @@ import pytest
 from edgespec.api import responses
 from edgespec.api.completion_request import ChatBody, CompletionRequest, read_request, translated, with_system
 from edgespec.api.limits import Limits
+from edgespec.api.response_store import ResponseStore
 from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
@@ -25,7 +26,7 @@ def read(defaults: GenerationConfig | None = None, **body: Any) -> CompletionReq
 
 
 def read_response(body: object) -> CompletionRequest:
-    asked = responses.as_chat(body, Warnings(), lambda _identifier: [])
+    asked = responses.as_chat(body, Warnings(), ResponseStore())
     return read_request(asked, GenerationConfig(), model="m")
 
 
@@ -79,7 +80,7 @@ def test_samplers_have_the_same_names_in_all_apis(nsigma: str) -> None:
     settings = {**_SAMPLERS, nsigma: 1.5, "max_tokens": -1}
     asked = [
         translated({"messages": HI, **settings}, chat=True),
-        responses.as_chat({"input": "Hi", **_SAMPLERS, nsigma: 1.5}, Warnings(), lambda _identifier: []),
+        responses.as_chat({"input": "Hi", **_SAMPLERS, nsigma: 1.5}, Warnings(), ResponseStore()),
         anthropic.as_chat({"messages": HI, **settings}, Warnings()),
         ollama.chat_as_chat({"messages": HI, "options": settings}, Warnings()),
     ]
