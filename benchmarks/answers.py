@@ -12,9 +12,6 @@ benchmarks/quoting.jsonl: `lookup` compares everything that needs no drafter wit
 beginning with an answer that is not counted, so that no question is easier for having been asked before. What
 was kept of texts is forgotten before each answer; with `--session`, sources keep what they have seen from
 question to question, as they do in use.
-
-`edgespec bench --synthesize 1840MB --memory-cap 1200MB --compare llama.cpp=DIR` compares with trees of fixed
-sizes, and with llama.cpp in the same memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Single experts of a mixture that does not fit: against whole layers, llama.cpp, the disk, and an oracle.
 
-    python -m benchmarks.experts [--shape 64x4] [--held 25 50 75] [--tokens 256] [--folder DIR]
+    python -m benchmarks.experts [--experts 64 --used 4] [--held 25 50 75] [--tokens 256] [--folder DIR]
 
 The target is a synthetic mixture of experts, made of SmolLM2-135M-Instruct (Q4_0): every expert computes the
 small model's own feed-forward block, behind a synthetic router of a given skew and locality. So its ratios
@@ -37,18 +37,17 @@ from platformdirs import user_cache_path
 import edgespec
 from benchmarks.expert_reads import Choices, oracle, read_alone
 from benchmarks.harness import measured_apart, parser_of
+from benchmarks.mixture import mix
+from benchmarks.routers import routers_for
 from benchmarks.workload import PROMPTS, q4_0
-from edgespec.bench.rows.synthetic import MixtureShape
 from edgespec.engine.engine import Engine
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.config import GenerationConfig
-from edgespec.llama.routers import routers_for
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
 from edgespec.measure.throughput import sequential_speed
-from edgespec.models.gguf.synthesis.mixture import mix
 from edgespec.offload.experts.pool import ExpertPool
 
 PROMPT = "Write a short story about a fox and a crow who share a house."
@@ -59,7 +58,12 @@ _MAX_CAP_SHARE = 0.95  # of the control group, for the budget
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--shape", default="64x4", help="experts of a layer x those for a token")
+    parser.add_argument("--experts", type=int, default=64, help="of each layer")
+    parser.add_argument("--used", type=int, default=4, help="of them for each token")
+    parser.add_argument(
+        "--skew", type=float, default=0.7, help="of the routers' choices; see benchmarks.routers"
+    )
+    parser.add_argument("--locality", type=float, default=0.5, help="of the routers' choices")
     parser.add_argument("--held", type=int, nargs="*", default=[25, 50, 75], help="percent in memory")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--folder", type=Path, default=user_cache_path("edgespec") / "bench-models")
@@ -67,7 +71,7 @@ def main() -> None:
     parser.add_argument("--role", choices=sorted(ROLES), help=argparse.SUPPRESS)
     parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    shape = MixtureShape.parse(options.shape)
+    shape = f"{options.experts}x{options.used},skew={options.skew:g},locality={options.locality:g}"
     target = options.folder / f"smollm2-q4_0-mixed-{shape}.gguf"
     if options.role:
         print(json.dumps(ROLES[options.role](target, options.budget, options.tokens)))
@@ -75,8 +79,8 @@ def main() -> None:
     if not target.exists():
         options.folder.mkdir(parents=True, exist_ok=True)
         start_backend()
-        routers = routers_for(q4_0(), shape.experts, skew=shape.skew, locality=shape.locality)
-        mix(q4_0(), target, routers, shape.used)
+        routers = routers_for(q4_0(), options.experts, skew=options.skew, locality=options.locality)
+        mix(q4_0(), target, routers, options.used)
     found = run("sizes", None)  # packs the target, too
     disk = sequential_speed(target, max_bytes=2 << 30)[0]
     resident = None if "resident" in options.skip else run("resident", None)

@@ -12,7 +12,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from edgespec.bench.rows.capped import run_capped
+from benchmarks.capped import run_capped
 from edgespec.models.gguf.synthesis.weightless import ModelShape, hollow_files
 
 
@@ -41,6 +41,7 @@ def measured_apart(module: str, arguments: Sequence[str], cap: int | None = None
     if child.killed:
         return {"killed": True}
     if child.status:
+        print(child.errors, file=sys.stderr)
         raise SystemExit(f"{module} {' '.join(arguments)} ended with status {child.status}")
     result: dict[str, Any] = json.loads(child.output.splitlines()[-1])
     return {**result, "peak_bytes": child.peak_bytes}

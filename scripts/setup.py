@@ -237,7 +237,7 @@ def install_dependencies(environment: Environment, *, dev: bool) -> None:
 
 
 def extras(dev: bool) -> list[str]:
-    return ["dev"] if dev else ["grammar", "report", "serve"]
+    return ["dev"] if dev else ["grammar", "serve"]
 
 
 def dependencies(pyproject: Path, wanted: list[str]) -> list[str]:

@@ -130,7 +130,7 @@ COMMANDS: Mapping[str, Command] = {
         (
             "edgespec bench",
             "edgespec bench big.gguf --memory 12GiB --html bench.html",
-            "edgespec bench --synthesize 8GiB --memory-cap 4GiB",
+            "edgespec bench --compare before.json after.json",
         ),
     ),
     "doctor": Command(

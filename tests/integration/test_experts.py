@@ -22,16 +22,14 @@ from edgespec.errors import ModelFileError, StreamError
 from edgespec.generation.config import GenerationConfig
 from edgespec.llama.quantize import make_drafter
 from edgespec.models.gguf.experts import layer_weights
-from edgespec.models.gguf.footprint import cells_for, footprint
+from edgespec.models.gguf.footprint import footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.experts import switch
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.weights import StreamedWeights
 from edgespec.planning.memory.budget import plan_memory
-from edgespec.planning.memory.held_experts import budget_for_experts
-from edgespec.planning.memory.needs import ContextShape, MemoryNeeds
-from edgespec.planning.pass_costs import expected_prefill
+from edgespec.planning.memory.needs import MemoryNeeds
 from edgespec.profiles import updates
 from edgespec.profiles.store import ProfileStore
 from tests.hanging_reads import cancelled_while_reading, fail_a_read
@@ -188,18 +186,6 @@ def test_a_plan_knows_how_many_experts_fit_and_says_what_it_assumes(plain: Path)
     assert one.pass_s == pytest.approx(0.01 + plans[0].streamed_bytes / (100 * MIB))
     assert eight.read_s > 2 * one.read_s
     assert one.to_json()["experts"]["hit_rate_measured"] is False
-
-
-def test_the_budget_that_holds_a_share_of_the_experts(plain: Path, smol_path: Path) -> None:
-    shape = ContextShape(cells_for(256), n_sequences=1)
-    files = ModelFiles.of(read_header(plain))
-    prefill = expected_prefill(files, 256, 1, ProfileStore())
-    budgets = [budget_for_experts(files, Config(), shape, share, prefill) for share in (0.4, 0.6, 0.8)]
-    assert budgets == sorted(budgets)
-    with edgespec.load(plain, memory=budgets[1], offload="stream", draft="none", context=256) as engine:
-        assert 0.4 < weights_of(engine).experts_held < 0.8
-    with pytest.raises(ValueError, match="the model has no experts"):
-        budget_for_experts(ModelFiles.of(read_header(smol_path)), Config(), shape, 0.5, prefill)
 
 
 def test_runs_measure_how_often_experts_are_in_memory(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import edgespec
-from edgespec.bench.rows.capped import cap_kind, run_capped
+from benchmarks.capped import cap_kind, run_capped
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.config import GenerationConfig
 from edgespec.llama.cache.kv_cache import open_cache
@@ -277,7 +277,7 @@ def test_the_budget_holds_and_is_spent(
     config = {"max_tokens": 8, "temperature": 1.0, "top_k": 0, "seed": 3}
     text = " ".join(f"word{n % 89}" for n in range(190))
     request = json.dumps([str(wide_path), drafter, budget, options, config, text])
-    ran = run_capped([sys.executable, "-c", _CAPPED, request], budget + budget // 20, keep_errors=True)
+    ran = run_capped([sys.executable, "-c", _CAPPED, request], budget + budget // 20)
     assert not ran.killed, ran.errors
     assert ran.status == 0, ran.errors
     tokens, prompt, peak, streamed = json.loads(ran.output)
@@ -299,7 +299,7 @@ def test_measuring_a_profile_keeps_to_the_budget(wide_path: Path, q4_drafter_pat
     command = [sys.executable, "-m", "edgespec", "profile", str(wide_path), "--draft", str(q4_drafter_path)]
     command += ["--context", "512", "--threads", "2", "--offload", "stream", "--pack", "never"]
     command += ["--memory", str(budget), "--seconds", "3", "--json"]
-    ran = run_capped(command, budget + budget // 20, keep_errors=True)
+    ran = run_capped(command, budget + budget // 20)
     assert not ran.killed, ran.errors
     assert ran.status == 0, ran.errors
     found = json.loads(ran.output)

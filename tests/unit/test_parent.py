@@ -31,8 +31,8 @@ _PARENTS = {
         "from edgespec.kernels.trial import run_trial",
         f"run_trial([sys.executable, '-c', {_HANGS!r}])",
     ),
-    "another program in a benchmark": (
-        "from edgespec.bench.rows.capped import run_capped",
+    "a capped program": (
+        "from benchmarks.capped import run_capped",
         f"run_capped([sys.executable, '-c', {_HANGS!r}], None)",
     ),
     "a trial of anything": (

@@ -17,7 +17,7 @@ from tests.regex_steps import Expression, TooManyStepsError
 
 _ROOT = Path(edgespec.__file__).parent
 # What these read was written by the program itself, or is the user's own command line.
-_OWN_TEXT = ("edgespec.bench.report.plots", "edgespec.cli.commands.config")
+_OWN_TEXT = ("edgespec.cli.commands.config",)
 _METHODS = ("match", "fullmatch", "search", "sub", "subn", "split", "findall", "finditer")
 _SHORT, _LONG = 20, 80
 _MANY = 30_000  # for a short text

@@ -293,7 +293,7 @@ def test_a_backend_that_cannot_be_compiled(backend: str, tmp_path: Path) -> None
 
 def test_what_the_readme_uses_is_installed(setup: ModuleType) -> None:
     readme = (SCRIPT.parents[1] / "README.md").read_text(encoding="utf-8")
-    for used, extra in {"edgespec serve": "serve", "--html": "report", "JSON schema": "grammar"}.items():
+    for used, extra in {"edgespec serve": "serve", "JSON schema": "grammar"}.items():
         assert used not in readme or extra in setup.extras(dev=False)
 
 

@@ -77,7 +77,7 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any], names: Sequence
 
 def _heading(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     machine, settings = record["machine"], record["settings"]
-    limit = record["limits"]["cap_bytes"] or record["limits"]["memory_bytes"]
+    limit = settings["memory_bytes"]
     prompts = int(settings["prompts"])
     disk = record["disk"]
     measured = [f"{readable(int(speed))}/s" for speed in disk["bytes_per_s"]] if disk else []

@@ -19,9 +19,9 @@ def make_document(measured: BenchMeasurements, about: dict[str, Any]) -> dict[st
     """The document: names are fixed, new ones may be added.
 
     Args:
-        about: title, date, command, machine, versions, model, limits and settings.
+        about: title, date, command, machine, versions, model, drafter and settings.
     """
-    notes = [*about.get("notes", ()), *measured.notes]
+    notes = [*about["notes"], *measured.notes]
     for row in measured.rows:
         notes += [f"{row.name}: {note}" for note in row.notes]
     for row in broken_promises(measured.rows):

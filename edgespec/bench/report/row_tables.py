@@ -39,7 +39,7 @@ COLUMNS = (
     TableColumn("hits", "share of needed experts found in memory", lambda row: _share(row.hit_rate)),
     TableColumn("disk", "share of the disk's limit reached", lambda row: _share(row.disk_share)),
     TableColumn("cpu", "share of the processor's limit reached", lambda row: _share(row.compute_share)),
-    TableColumn("peak MiB", "peak memory in MiB", lambda row: _mebi(row.peak_bytes)),
+    TableColumn("peak MiB", "peak memory in MiB", lambda row: _mebi(row.peak_rss_bytes)),
     TableColumn("identical", "same answers as the first exact row", lambda row: _identical(row)),
 )
 

@@ -30,7 +30,6 @@ _WARM_UP_TOKENS = 16
 _CURVE_ROWS = (1, 2, 4, 8, 16, 32, 48, 64)
 _CURVE_ROUNDS = 3
 _CURVE_S = 20.0  # at most, for one row count
-_PROCESSES_DIFFER = 8 << 20  # by no more bytes, while they load the same model
 _READ_BYTES = 8 << 30  # of a large file; reading more would not make the figure more accurate
 
 
@@ -70,49 +69,14 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
     from edgespec.offload.packing.index import packs_folder, parts_of
     from edgespec.offload.packing.pack import pack_path
 
-    with _load(task, _report) as engine:
-        notes, prompts = engine.notes, _rendered(engine, task["prompts"])
+    _load(task, _report).close()
     files = ModelFiles.of(read_header(Path(task["load"]["model"])))
     packs = [pack_path(packs_folder(), files, experts=experts) for experts in (True, False)]
     packed = next((path for path in packs if path.exists()), None)
     if packed is not None:
         packed = next(iter(parts_of(packed)), packed)
     path = packed if packed and task["load"].get("pack") != "never" else files.paths[0]
-    return {"notes": notes, "prompts": prompts, "disk": disk({"path": str(path)})}
-
-
-def budgets(task: dict[str, Any]) -> dict[str, Any]:
-    """The budgets that hold shares of a mixture's experts, for a process like those that measure rows."""
-    import edgespec.loading.load  # noqa: F401  # its imports take memory, too
-    from edgespec.llama.runtime.backend import start_backend
-    from edgespec.machine.cores import default_threads
-    from edgespec.models.gguf.footprint import cells_for
-    from edgespec.models.gguf.header import read_header
-    from edgespec.models.gguf.layers import ModelFiles
-    from edgespec.planning.memory.held_experts import budget_for_experts
-    from edgespec.planning.memory.needs import ContextShape
-    from edgespec.planning.pass_costs import expected_prefill
-    from edgespec.profiles.store import ProfileStore
-
-    files, load = ModelFiles.of(read_header(Path(task["model"]))), Config.of(**task["load"])
-    shape = ContextShape(
-        cells_for(load.model.context),
-        n_sequences=1,
-        n_threads=load.devices.threads or default_threads(),
-        kv=load.model.kv,
-    )
-    start_backend()
-    prefill = expected_prefill(files, load.model.context, shape.n_threads, ProfileStore())
-    found = {
-        n: budget_for_experts(files, load, shape, n / 100, prefill) + _PROCESSES_DIFFER for n in task["held"]
-    }
-    return {"budgets": found}
-
-
-def render(task: dict[str, Any]) -> dict[str, Any]:
-    """The prompts in the model's chat template, for programs that take them as text."""
-    with _load(task, _report) as engine:
-        return {"prompts": _rendered(engine, task["prompts"])}
+    return {"disk": disk({"path": str(path)})}
 
 
 def disk(task: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +100,7 @@ def answers(task: dict[str, Any]) -> dict[str, Any]:
         measured = _Measurement(engine, config, task["prompts"], task["row_seconds"])
         measured.run(task["repetitions"])
         result = measured.result()
-        result |= {"load_s": load_s, "notes": engine.notes, "drafter": engine.drafter.name}
+        result |= {"load_s": load_s, "drafter": engine.drafter.name}
         if task["curve"]:
             result["curve"] = pass_curve(engine)
     return result
@@ -278,7 +242,10 @@ class _Measurement:
             / max(sum(a.timings.prefill_s for a in made), 1e-9),
             "answers": [answer.tokens for answer in self._repetitions[0]],
             "cut": self._cut,
-            "left_out": [f"Left out: {what}" for what in dict.fromkeys(self._too_long)],
+            "notes": [
+                *self._engine.notes,
+                *(f"Left out: {what}" for what in dict.fromkeys(self._too_long)),
+            ],
         }
 
 
@@ -294,22 +261,8 @@ def _load(task: dict[str, Any], report: Progress) -> Engine:
     return open_engine(Config.of(**task["load"]), report)
 
 
-def _rendered(engine: Engine, prompts: list[str]) -> list[str]:
-    """The prompts without the BOS token, which other programs add themselves."""
-    vocabulary = engine.target.model.vocabulary
-    texts = []
-    for prompt in prompts:
-        tokens = engine.encoder.encode(prompt)
-        if vocabulary.adds_bos and tokens[:1] == [vocabulary.bos]:
-            tokens = tokens[1:]
-        texts.append(b"".join(vocabulary.piece(t, control=True) for t in tokens).decode("utf-8", "replace"))
-    return texts
-
-
 _ROLES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "prepare": prepare,
-    "budgets": budgets,
-    "render": render,
     "disk": disk,
     "answers": answers,
     "texts": texts,

@@ -17,72 +17,49 @@ _KNEE = 1.25
 
 @dataclass
 class Row:
-    """One row of the table. What was not measured is None.
+    """One row of the table. Times are means over all rounds, so that their parts add up; what was not
+    measured is None.
 
-    Attributes:
-        samples: tokens per second of each repetition, or of each answer if there was no time for two
-            repetitions.
-        round_s: seconds of a round: drafting, the pass, and choosing among its results. The seconds are
-            means over all rounds, so that the parts add up.
-        pass_s: seconds of the target's pass.
-        wait_s: the part of it spent waiting for the disk.
-        rows: target passes by the rows they had, padding included.
-        held: the share of a mixture's experts that is in memory at a time, if they are read one by one.
-        hit_rate: how often experts that a pass needed were in memory, if they are read one by one.
-        disk_share: seconds that the disk alone needs for a pass, over the seconds of a round.
-        compute_share: seconds that the same rows take with all weights in memory, over those of the pass.
-        peak_bytes: peak memory of the control group, page cache included, or else of the process.
-        texts: how many were answered at once; 0 for one after the other. Speeds and seconds are then those of
-            the passes that extended the most texts, and `tokens_per_second` is that of all texts together.
-        tokens_per_second_a_text: of each of them.
-        first_token_s: seconds from the beginning to a text's first token; the median over the texts.
-        texts_per_pass: of which each got a token.
-        exact: whether passes obeyed the row rule.
-        kernels: "packed" for weights repacked for this CPU, "plain" for the file's own layout.
-        identical: whether the answers are those of the first exact row, up to the shorter length.
-        promised: whether they have to be: it is exact too, not lossy, and runs the same kernels.
-        cut: time ran out before all repetitions were done.
-        error: why there are no figures.
+    If several texts are answered at once, times and speeds are those of the passes that extended the most of
+    them, and `tokens_per_second` is that of all texts together.
     """
 
     name: str
     place: str
     tree: int | str
     marks: tuple[str, ...] = ()
-    tokens_per_second: float | None = None
+    tokens_per_second: float | None = None  # the median
     tokens_per_second_min: float | None = None
     tokens_per_second_max: float | None = None
-    samples: list[float] = field(default_factory=list)
+    samples: list[float] = field(default_factory=list)  # of repetitions, or of answers if only one was done
     tokens_per_pass: float | None = None
     nodes_per_pass: float | None = None
-    round_s: float | None = None
+    round_s: float | None = None  # of drafting, the target's pass, and choosing among its results
     pass_s: float | None = None
     draft_s: float | None = None
-    wait_s: float | None = None
-    rows: dict[int, int] = field(default_factory=dict)
+    wait_s: float | None = None  # the part of the pass spent waiting for the disk
+    rows: dict[int, int] = field(default_factory=dict)  # of passes, padding included -> how many passes
     streamed_bytes_per_pass: int | None = None
-    held: float | None = None
-    hit_rate: float | None = None
-    disk_share: float | None = None
-    compute_share: float | None = None
-    peak_bytes: int | None = None
+    held: float | None = None  # share of single experts in memory, if they are read one by one
+    hit_rate: float | None = None  # share of needed experts that were in memory
+    disk_share: float | None = None  # seconds that the disk alone needs for a pass / round_s
+    compute_share: float | None = None  # seconds of the same rows with all weights in memory / pass_s
     peak_rss_bytes: int | None = None
     budget_bytes: int | None = None
     load_s: float | None = None
     prefill_tokens_per_second: float | None = None
     drafter: str | None = None
-    texts: int = 0
+    texts: int = 0  # answered at once; 0 for one after the other
     tokens_per_second_a_text: float | None = None
-    first_token_s: float | None = None
-    texts_per_pass: float | None = None
-    exact: bool | None = None
+    first_token_s: float | None = None  # from the beginning to a text's first token; the median
+    texts_per_pass: float | None = None  # that got a token
+    exact: bool | None = None  # passes obeyed the row rule
     lossy: bool | None = None
-    kernels: str | None = None
-    identical: bool | None = None
-    promised: bool = False
+    kernels: str | None = None  # "packed" for weights repacked for this CPU, "plain" for the file's layout
+    identical: bool | None = None  # to the answers of the first exact row, up to the shorter length
+    promised: bool = False  # to be identical: it is exact, not lossy, and runs the same kernels
     answers: list[list[int]] = field(default_factory=list)
-    cut: bool = False
-    capped: bool = False
+    cut: bool = False  # time ran out before all repetitions were done
     notes: list[str] = field(default_factory=list)
     error: str | None = None
 
@@ -101,15 +78,11 @@ class Row:
 
 @dataclass
 class DiskSpeed:
-    """The speed of reading the streamed file, measured before and after the rows.
-
-    Attributes:
-        direct: whether reads bypassed the page cache.
-    """
+    """The speed of reading the streamed file, measured before and after the rows."""
 
     path: str
     bytes_per_s: list[float] = field(default_factory=list)
-    direct: bool = True
+    direct: bool = True  # reads bypassed the page cache
 
     @property
     def speed(self) -> float | None:

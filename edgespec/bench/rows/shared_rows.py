@@ -14,6 +14,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Event, Request
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation, PassRecord
+from edgespec.machine.memory import peak_rss
 from edgespec.progress import Progress
 
 _WARM_UP_TOKENS = 4
@@ -21,17 +22,11 @@ _WARM_UP_TOKENS = 4
 
 @dataclass
 class _Run:
-    """All texts answered once.
+    """All texts answered once."""
 
-    Attributes:
-        passes: the records of every pass that extended texts.
-        first: seconds to the first token of each text.
-        answers: tokens by text.
-    """
-
-    passes: list[tuple[PassRecord, ...]] = field(default_factory=list)
-    first: dict[int, float] = field(default_factory=dict)
-    answers: dict[int, list[int]] = field(default_factory=dict)
+    passes: list[tuple[PassRecord, ...]] = field(default_factory=list)  # that extended texts
+    first: dict[int, float] = field(default_factory=dict)  # text -> seconds to its first token
+    answers: dict[int, list[int]] = field(default_factory=dict)  # text -> tokens
 
     @property
     def fullest(self) -> list[tuple[PassRecord, ...]]:
@@ -132,7 +127,6 @@ def _result(engine: Engine, runs: list[_Run], texts: int, *, cut: bool) -> dict[
         "first_token_s": statistics.median(s for run in counted for s in run.first.values()),
         "answers": [runs[0].answers[index] for index in sorted(runs[0].answers)] if not cut else [],
         "cut": cut,
-        "left_out": [],
     }
 
 
@@ -155,6 +149,7 @@ def figures_of(engine: Engine, passes: Sequence[Sequence[PassRecord]], answer: G
         "rows": dict(Counter(rule.padded(rows) if rule else rows for rows in nodes)),
         "streamed_bytes_per_pass": answer.memory.streamed_bytes_per_pass,
         "budget_bytes": answer.memory.budget_bytes,
+        "peak_rss_bytes": peak_rss(),
         "exact": answer.exact,
         "lossy": answer.lossy,
         "kernels": engine.target.identity.get("kernels"),

@@ -4,7 +4,7 @@ A stand-in for mixtures that are too large to download. Every expert is the whol
 hidden units in another order: units can be reordered freely, so each expert computes the same function from
 different bytes. The weights with which a token's experts are added up have the sum 1, so whatever the routers
 choose, the result is the block's own, up to rounding. Figures from such a model must be labelled as
-synthetic: its router is one, too, see `llama.routers`.
+synthetic: its router is one, too, see benchmarks.routers.
 """
 
 from __future__ import annotations
