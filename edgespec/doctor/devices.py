@@ -19,27 +19,21 @@ _MATRIX = 50 << 20  # bytes of a matrix of a large model
 
 @dataclass(frozen=True)
 class DeviceCheck:
-    """The outcome of trying a device.
+    """The outcome of trying a device."""
 
-    Attributes:
-        name: for --device.
-        free, total: bytes of its memory.
-        measured: what it is and how fast, in a sentence.
-        binds: what weights take in each place, and what binds those that do not fit there, in sentences.
-        problem: how trying it ended; empty if it works.
-        untried: the reason why it could not be tried; empty if it was.
-        faster: whether products take less time there than on the processor.
-    """
-
-    name: str
+    name: str  # for --device
     description: str
-    free: int
+    free: int  # bytes of its memory
     total: int
-    measured: str = ""
-    problem: str = ""
-    untried: str = ""
-    faster: bool = False
-    binds: str = ""
+    measured: str = ""  # what it is and how fast, in sentences
+    problem: str = ""  # how trying it ended; empty if it works
+    untried: str = ""  # why it could not be tried; empty if it was
+    faster: bool = False  # products take less time there than on the processor
+
+    @property
+    def title(self) -> str:
+        """Its name, and what it is."""
+        return f"{self.name} ({self.description})" if self.description else self.name
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields for scripts."""
@@ -67,6 +61,8 @@ def examine_devices(build: Build, store: ProfileStore, on_progress: Progress) ->
             found.append(DeviceCheck(*about, untried=error.reason))
         else:
             faster = card.seconds[-1] < card.profile.own_seconds[-1]
+            placed = "placed automatically" if faster else "slower than the processor: --gpu-layers places"
             binds = "" if card.shared else describe_costs(host_costs(card, _Q4_K, _MATRIX))
-            found.append(DeviceCheck(*about, describe(card), faster=faster, binds=binds))
+            text = f"{describe(card)} Layers are {placed}. {binds}".rstrip()
+            found.append(DeviceCheck(*about, text, faster=faster))
     return tuple(found)

@@ -14,20 +14,13 @@ from edgespec.errors import EdgeSpecError
 
 @dataclass(frozen=True)
 class LayoutFacts:
-    """One layout.
+    """One layout."""
 
-    Attributes:
-        name: ggml's, or that of EdgeSpec's own.
-        used: whether weights are rearranged for it.
-        problem, remedy: what is wrong with it and what to do about it; empty if it works.
-        speedup: row count -> speed relative to the plain layout; empty if not measured.
-    """
-
-    name: str
-    used: bool
-    problem: str = ""
+    name: str  # ggml's, or that of EdgeSpec's own
+    used: bool  # weights are rearranged for it
+    problem: str = ""  # what is wrong with it; empty if it works
     remedy: str = ""
-    speedup: tuple[tuple[int, float], ...] = ()
+    speedup: tuple[tuple[int, float], ...] = ()  # rows, and speed relative to the plain layout
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields for scripts."""
@@ -45,16 +38,11 @@ class LayoutFacts:
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """All layouts of this processor.
-
-    Attributes:
-        setting: EDGESPEC_KERNELS.
-        error: llama.cpp does not work here, or the setting cannot be satisfied.
-    """
+    """All layouts of this processor."""
 
     layouts: tuple[LayoutFacts, ...] = ()
-    setting: str = "auto"
-    error: EdgeSpecError | None = None
+    setting: str = "auto"  # EDGESPEC_KERNELS
+    error: EdgeSpecError | None = None  # llama.cpp does not work, or the setting cannot be satisfied
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields for scripts."""
@@ -82,15 +70,8 @@ def examine_kernels() -> KernelFacts:
         remedy = f"To fix it: {rebuild_command(name)}" if problem else ""
         if name == OWN and (problem or name not in names):
             problem, remedy = own_fault(problem)
-        layouts.append(
-            LayoutFacts(
-                name,
-                name in used,
-                problem,
-                remedy,
-                tuple(zip(ROWS, report.speedup(name) or (), strict=False)),
-            )
-        )
+        speedup = tuple(zip(ROWS, report.speedup(name) or (), strict=False))
+        layouts.append(LayoutFacts(name, name in used, problem, remedy, speedup))
     return KernelFacts(tuple(layouts), setting)
 
 

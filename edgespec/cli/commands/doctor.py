@@ -92,13 +92,12 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
         for layout in facts.kernels.layouts:
             rows.append(("", f"{layout.name}: {layout.speed_text if layout.used else 'not used'}"))
         for device in facts.devices:
-            plain = f"{device.name} ({device.description}), {readable(device.free)} free"
-            rows.append(("device", device.measured or plain))
+            rows.append(("device", device.measured or f"{device.title}, {readable(device.free)} free"))
     rows += [
         ("graphics", gpu.name + (f", {readable(gpu.memory)}" if gpu.memory else "")) for gpu in machine.gpus
     ]
     if facts.model is not None:
-        rows += _model(facts.model.described, facts.model.drafter, facts.model.drafter_reason)
+        rows += _model(facts.model, facts.speed)
     return [row for row in rows if row[1]]
 
 
@@ -113,16 +112,10 @@ def _libraries(build: Build) -> str:
 
 def format_findings(found: Sequence[Finding], width: int | None = None) -> list[str]:
     """Lines about the findings; the worst come last, just above the prompt."""
-    from edgespec.doctor.checks import OK
-
     rows = []
     for finding in reversed(found):
-        rows.append((finding.severity, f"{finding.about}: {finding.what}"))
-        if finding.do:
-            rows.append(("", finding.do))
-    if all(finding.severity == OK for finding in found):
-        rows.append(("", "No problems found."))
-    return in_columns(rows, width)
+        rows += [(finding.severity, f"{finding.about}: {finding.what}"), ("", finding.do)]
+    return in_columns(rows, width) if rows else ["No problems found."]
 
 
 def _disk(disk: Disk, speed: float | None = None) -> str:
@@ -134,13 +127,20 @@ def _disk(disk: Disk, speed: float | None = None) -> str:
     return f"{disk.path} on {device}, {readable(disk.free)} free{direct}{measured}"
 
 
-def _model(described: dict[str, Any], drafter: str, reason: str) -> list[tuple[str, str]]:
+def _model(described: dict[str, Any], speed: float | None) -> list[tuple[str, str]]:
     from edgespec.units import readable
 
     types = {name for row in described["quantization"] for name in row["types"]} - {"F32"}
-    title = described["title"] or described["architecture"]
+    title, drafter = described["title"] or described["architecture"], described["drafter"]
+    memory = described["memory"]
+    fit = f"{memory['verdict']}: {readable(memory['needed_bytes'])} needed"
+    fit += f", {readable(memory['available_bytes'])} free"
+    if memory["verdict"] == "streams":
+        a_pass = memory["streamed_bytes_per_pass"]
+        seconds = f", {a_pass / speed:.1f} s at the speed of this disk" if speed else ""
+        fit += f"; {readable(a_pass)} read from disk in every pass{seconds}"
     return [
         ("model", f"{title}, {readable(described['bytes'])}, {', '.join(sorted(types))}"),
-        ("", f"{described['memory']['verdict']}, {readable(described['memory']['needed_bytes'])} needed"),
-        ("drafter", f"{drafter}, {reason}" if drafter else "from the text itself"),
+        ("", fit),
+        ("drafter", f"{drafter}, {described['drafter_reason']}" if drafter else "from the text itself"),
     ]
