@@ -89,7 +89,9 @@ class DerivedPasses:
             (speed,) = measure_speeds(type_id, self._threads)
         except InconclusiveTrial:
             self.disturbed = True
-            return known_products(self._store, self._threads, type_id) or _GUESSED
+            guess = known_products(self._store, self._threads, type_id) or _GUESSED
+            self._measured[type_id] = guess  # so that it is not tried for every file of a repository
+            return guess
         except DeviceFailed as error:
             raise BackendError(
                 f"llama.cpp cannot multiply on this processor: the trial failed ({error}).",

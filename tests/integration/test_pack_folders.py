@@ -252,19 +252,12 @@ def test_plans_and_lists_know_the_folders(
     code, out, err = run(capsys, *words, "--memory", memory, "--json")
     assert code == 0, err
     plan = json.loads(out)
-    assert [found["path"] for found in plan["pack_folders"]] == [*map(str, folders)]
-    assert [found["bytes_per_second"] for found in plan["pack_folders"]] == [*RATES]
     assert any("2 disks read 2.8 GiB/s" in note for note in plan["notes"])
     assert not any(folder.exists() for folder in folders)  # a plan makes nothing
-    code, out, _ = run(capsys, *words, "--memory", memory, "--verbose")
-    assert code == 0
-    assert "PACKED LAYERS IN" in out
-    assert all(str(folder) in out for folder in folders)
 
     load(wide_path, *folders).close()
     (pack,) = packs_folder().glob("*.pack")
     sizes = [part.stat().st_size for part in parts(folders)]
-    assert [found["bytes"] for found in plan["pack_folders"]] == [size - 4096 for size in sizes]
     _, out, _ = run(capsys, "models", "list", "--json")
     (listed,) = json.loads(out)["packed_files"]
     assert listed["parts"] == [*map(str, parts(folders))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from edgespec.cli.screen.formatting import count, table
@@ -13,59 +14,62 @@ if TYPE_CHECKING:
     from edgespec.planning.report.report import PlanReport
     from edgespec.planning.report.repository import FilePlan, RepositoryPlan
 
+_WIDTH = 80  # of a table of files; wider names are on lines of their own
+_NAME = 20
+
 
 def repository_table(found: RepositoryPlan) -> str:
     """A row for each file: its size, its quality, where its weights would be, and tokens per second."""
     fastest = found.fastest
-    drafters = {file.plan.drafter for file in found.files if file.plan is not None}
-    each = len(drafters) > 1
-    headings = ("  FILE", "SIZE", "BITS", "LOSS", "RESIDENT", "STREAMED", "PLAIN", "PROSE", "CODE")
-    rows = [_file_row(file, each, marked=file is fastest) for file in found.files]
-    text = table((*headings, "DRAFTER") if each else headings, rows)
-    legend = []
+    headings = ("  FILE", "GiB", "BITS", "LOSS", "RESIDENT", "STREAMED", "PLAIN", "PROSE", "CODE")
+    rows = [_file_row(file, marked=file is fastest) for file in found.files]
+    short = [("", *row[1:]) if len(row[0]) > _NAME else row for row in rows]
+    head, *shown = table(headings, short).splitlines()
+    lines = [head]
+    for row, line in zip(rows, shown, strict=True):  # a long name has a line of its own
+        lines += [row[0], line] if len(row[0]) > _NAME else [line]
+    lines.append("")
     if fastest is not None:
-        command = f"edgespec plan {found.repo}:{fastest.name}"
-        legend.append(f"* the fastest that loses less than 5%. In detail: {command}")
-    legend.append(
-        "BITS of a weight. LOSS: perplexity that the type adds to Llama 3 8B, as published by llama.cpp."
-    )
-    drafted = "each file's drafter" if each else f"the drafter {next(iter(drafters), 'none')}"
-    legend.append(f"PLAIN, PROSE, CODE: tokens/s, without drafts and with {drafted}; may be off by half.")
+        lines.append("* the fastest that loses less than 5%. In detail:")
+        lines.append(f"  edgespec plan {found.repo}:{fastest.name}")
     if any(file.here for file in found.files):
-        legend.append("+ on this machine already")
-    return text + "\n" + "".join(f"{line}\n" for line in (*legend, *found.notes))
+        lines.append("+ on this machine already")
+    lines.append("BITS: of a weight. LOSS: perplexity that the type adds to Llama 3 8B, published by")
+    lines.append("llama.cpp. RESIDENT, STREAMED: GiB in memory, and read for every pass.")
+    lines.append("PLAIN, PROSE, CODE: tokens/s without and with drafts; may be off by half.")
+    drafters: dict[str, list[str]] = {}
+    for file in found.files:
+        if file.plan is not None:
+            drafters.setdefault(file.plan.drafter, []).append(file.name)
+    for drafter, names in drafters.items():
+        of_these = f" ({', '.join(names)})" if len(drafters) > 1 else ""
+        lines += wrap(f"Drafter: {drafter}{of_these}.", _WIDTH)
+    for note in found.notes:
+        lines += wrap(note, _WIDTH)
+    return "\n".join(lines) + "\n"
 
 
-def _file_row(file: FilePlan, with_drafter: bool, *, marked: bool) -> tuple[str, ...]:
+def _file_row(file: FilePlan, *, marked: bool) -> tuple[str, ...]:
     mark = "*" if marked else "+" if file.here else " "
     loss = "?" if file.loss is None else f"{file.loss:.1%}" if file.loss < 1 else ">100%"
-    first = f"{mark} {file.name}", readable(file.n_bytes), f"{file.bits:.1f}", loss
+    first = f"{mark} {file.name}", significant(file.n_bytes / 2**30, 2), f"{file.bits:.1f}", loss
     if file.plan is None:
-        return *first, "no room", *[""] * (5 if with_drafter else 4)
+        return *first, "no room", "", "", "", ""
     holding = file.plan.plain.holding
-    streamed = readable(holding.streamed_bytes) if holding.streamed_bytes else "-"
+    streamed = significant(holding.streamed_bytes / 2**30, 2) if holding.streamed_bytes else "-"
     speeds = (significant(way.tokens_per_second, 2) for way in file.plan.ways.values())
-    drafter = (file.plan.drafter,) if with_drafter else ()
-    return *first, readable(holding.resident_bytes), streamed, *speeds, *drafter
+    return *first, significant(holding.resident_bytes / 2**30, 2), streamed, *speeds
 
 
 def plan_table(plan: PlanReport, *, verbose: bool = False) -> str:
     """One file: where its weights would be, and its speed by kind of text.
 
     Args:
-        verbose: list what takes the memory, and the folders of packed layers.
+        verbose: list what takes the memory.
     """
     text = table((), _facts(plan))
     if verbose:
-        text += "\n" + table(("MEMORY", ""), [(line.what, readable(line.n_bytes)) for line in plan.memory])
-    if verbose and plan.pack_folders:
-        text += "\n" + table(
-            ("PACKED LAYERS IN", "SIZE", "FREE", "READS"),
-            [
-                (folder.path, readable(folder.n_bytes), readable(folder.free), f"{readable(folder.rate)}/s")
-                for folder in plan.pack_folders
-            ],
-        )
+        text += "\n" + table(("MEMORY", ""), [(what, readable(size)) for what, size in plan.memory.items()])
     text += "\n" + table(
         ("TEXT", "TOKENS/S", "TOKENS A PASS", "NODES", "PASS", "READING", "ARITHMETIC", "DRAFT"),
         [

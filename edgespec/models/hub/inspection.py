@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import EdgeSpecError, HubError, UsageError
+from edgespec.errors import EdgeSpecError, HubError, ModelFileError, UsageError
 from edgespec.models.gguf.cursor import IncompleteHeader
 from edgespec.models.gguf.head_family import head_family
 from edgespec.models.gguf.header import read_header, read_header_bytes
@@ -29,6 +30,8 @@ _KINDS = ("tokenizer.ggml.model", "tokenizer.ggml.pre")
 _TOKENS = "tokenizer.ggml.tokens"
 _PADDING = 0.02  # of a vocabulary: models of one family pad theirs to different sizes
 _FIRST_BYTES = 2 << 20  # asked for of a header
+_LITTLE_BYTES = 64 << 10  # the same where the vocabulary is known
+_ARRAY_HEAD = 8 + 4 + 4 + 8  # bytes around an array's name: its length, two types, and a count
 _MAX_BYTES = 256 << 20  # of a header: the limit of `models.gguf.cursor`
 
 
@@ -98,16 +101,16 @@ def _inspect_remote(model: str, hub: Hub, on_progress: Progress | None) -> Inspe
         on_progress(f"Asking the Hub about {name.repo}", 0.0)
     repository = find_repository(hub, name.repo)
     choice = choose_model(replace(name, repo=repository.repo), repository.models)
-    headers = []
+    headers, remote = [], RemoteHeaders(hub, repository)
     for file in repository.files_of(choice.model):
         if on_progress is not None:
             on_progress(f"Reading the header of {file.path}", 0.0)
-        headers.append(read_remote_header(hub, repository, file))
+        headers.append(remote.read(file))
     notes: tuple[str, ...] = (choice.note,) if choice.note else ()
     file_of_projector, projector = repository.projector_of(choice.model), None
     if file_of_projector is not None:
         try:
-            projector = read_remote_header(hub, repository, file_of_projector)
+            projector = remote.read(file_of_projector)
         except EdgeSpecError as error:  # the model is of use without it
             notes += (f"{file_of_projector.path} cannot be used: {error.what}",)
     return InspectedModel(tuple(headers), None, catalog.entry_for(model), notes, projector=projector)
@@ -205,32 +208,84 @@ def _tokens(header: GGUFHeader) -> bytes:
         return file.read(end - start)
 
 
-def read_remote_header(hub: Hub, repository: Repository, file: HubFile) -> GGUFHeader:
-    """Read and check the header of one file of a repository, without downloading the rest.
+class RemoteHeaders:
+    """Reads headers of a repository's files without downloading the rest.
 
-    Raises:
-        HubError: the Hub cannot be asked, or gives no size.
-        ModelFileError: the file is not a GGUF file, or damaged.
+    Most of a header is the vocabulary, which the quantizations of a model share: it is read once. Several
+    threads may read.
     """
-    data, wanted = b"", _FIRST_BYTES
-    with translated(hub, repository.repo):
+
+    def __init__(self, hub: Hub, repository: Repository) -> None:
+        self._hub = hub
+        self._repository = repository
+        self._marker = b""  # what stands before the vocabulary in a file
+        self._vocabulary = b""
+        self._first = threading.Lock()  # one thread at a time, until the vocabulary is known
+
+    def read(self, file: HubFile) -> GGUFHeader:
+        """Read and check the header of one file.
+
+        Raises:
+            HubError: the Hub cannot be asked, or gives no size.
+            ModelFileError: the file is not a GGUF file, or damaged.
+        """
+        with translated(self._hub, self._repository.repo):
+            with self._first:
+                if not self._vocabulary:
+                    return self._read(file, _FIRST_BYTES)
+            try:
+                return self._read(file, _LITTLE_BYTES)
+            except ModelFileError:  # its vocabulary may be another one
+                return self._read(file, _FIRST_BYTES)
+
+    def _read(self, file: HubFile, step: int) -> GGUFHeader:
+        """Read a header, at first so many bytes of it; if these are few, the vocabulary that is known is
+        taken for its own, provided that it begins alike."""
+        file, data = _range(self._hub, self._repository, file, 0, step)
+        if step == _LITTLE_BYTES:
+            data = self._with_vocabulary(data)
         while True:
-            file, more = _range(hub, repository, file, len(data), min(wanted, _MAX_BYTES))
-            data += more
             if not file.n_bytes:
                 raise HubError(
-                    f"{hub.host} does not report the size of {file.path}.",
+                    f"{self._hub.host} does not report the size of {file.path}.",
                     "Download it: edgespec models pull.",
                 )
             try:
-                return read_header_bytes(Path(file.path), data, file.n_bytes)
+                header = read_header_bytes(Path(file.path), data, file.n_bytes)
             except IncompleteHeader as incomplete:
-                if not more or len(data) >= min(file.n_bytes, _MAX_BYTES):
-                    raise HubError(
-                        f"{hub.host} sends only a part of {file.path}.", "Try again later."
-                    ) from None
                 # Most of it is the vocabulary, whose length is only known at its end.
-                wanted = max(incomplete.needed, 2 * wanted)
+                end = min(max(incomplete.needed, len(data) + step), _MAX_BYTES)
+                step *= 2
+                file, more = _range(self._hub, self._repository, file, len(data), end)
+                if not more:
+                    raise HubError(
+                        f"{self._hub.host} sends only a part of {file.path}.", "Try again later."
+                    ) from None
+                data += more
+            else:
+                self._remember_vocabulary(header, data)
+                return header
+
+    def _with_vocabulary(self, data: bytes) -> bytes:
+        """The beginning of a file, to the end of its vocabulary if that begins like the one that is known."""
+        start = data.find(self._marker) + len(self._marker)
+        read = len(data) - start
+        alike = self._marker in data and self._vocabulary.startswith(data[start:])
+        return data[:start] + self._vocabulary if alike and read else data
+
+    def _remember_vocabulary(self, header: GGUFHeader, data: bytes) -> None:
+        tokens = header.metadata.get(_TOKENS)
+        if self._vocabulary or not isinstance(tokens, ArrayInfo):
+            return
+        start = tokens.byte_range[0]
+        end = max(
+            value.byte_range[1]
+            for key, value in header.metadata.items()
+            if key.startswith("tokenizer.") and isinstance(value, ArrayInfo)
+        )
+        if end - start > _LITTLE_BYTES:
+            self._marker = data[start - len(_TOKENS) - _ARRAY_HEAD : start]
+            self._vocabulary = data[start:end]
 
 
 def _range(hub: Hub, repository: Repository, file: HubFile, start: int, end: int) -> tuple[HubFile, bytes]:

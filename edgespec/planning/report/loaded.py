@@ -16,17 +16,11 @@ _WORTH_SAYING = 0.05  # of the gain of another way to run
 
 @dataclass(frozen=True)
 class ExpectedSpeed:
-    """The speed to expect.
+    """The speed to expect."""
 
-    Attributes:
-        tokens_per_second: with drafts if their yield was measured, and else without.
-        drafted: whether it is with drafts.
-        alone: tokens per second without the drafter, whose memory then holds weights; 0 if not predicted.
-    """
-
-    tokens_per_second: float
+    tokens_per_second: float  # with drafts if their yield was measured, and else without
     drafted: bool
-    alone: float = 0.0
+    alone: float = 0.0  # tokens per second if weights had the drafter's memory; 0 if not predicted
 
     @property
     def advice(self) -> str:

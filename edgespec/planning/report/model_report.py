@@ -114,7 +114,7 @@ def _with_images(report: PlanReport, planner: Planner, projector: ProjectorFacts
         return report
     free, left = planner.machine.free, None
     if planner.projector is None:
-        left = free.available + free.own - sum(line.n_bytes for line in report.memory)
+        left = free.available + free.own - sum(report.memory.values())
     return replace(
         report,
         image_bytes=0 if planner.projector is None else planner.projector.reading_bytes,

@@ -8,20 +8,18 @@ from dataclasses import replace
 from edgespec.config import NONE
 from edgespec.costs.planner import DraftingCosts, Prediction, TargetPasses, alternatives
 from edgespec.costs.yields import on_code
-from edgespec.machine.disks import disk_of
+from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.models.gguf.footprint import cell_bytes
 from edgespec.models.hub.inspection import InspectedModel
-from edgespec.offload.packing.division import divide
-from edgespec.offload.packing.pack import gains_from_packing, piece_sizes
+from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.planning.adapters import refuse_streaming
 from edgespec.planning.decision import Finder, decide
 from edgespec.planning.exactness import max_nodes, pads_rows
-from edgespec.planning.memory.stream_layout import streamable
 from edgespec.planning.pack_folders import pack_folders
 from edgespec.planning.plan import Plan, Planner
 from edgespec.planning.report.draft_costs import DraftCosts
 from edgespec.planning.report.memory_lines import memory_lines
-from edgespec.planning.report.report import PackFolder, PlanReport
+from edgespec.planning.report.report import PlanReport
 from edgespec.planning.report.target_passes import PassCosts
 from edgespec.progress import Progress
 from edgespec.units import readable
@@ -35,15 +33,17 @@ def report_on(
     *,
     temperature: float = 0.0,
     notes: Sequence[str] = (),
+    derived: DerivedPasses | None = None,
 ) -> PlanReport:
     """The report on a model, on the machine of a planner; raises as `decide`.
 
     Args:
         find: finds the drafter of a load.
         notes: what is known already.
+        derived: shared by several reports, so that they can be compared.
     """
     config, header, threads = planner.config, model.headers[0], planner.machine.n_threads
-    pass_costs = PassCosts(planner.store, threads, on_progress, planner.disks)
+    pass_costs = PassCosts(planner.store, threads, on_progress, planner.disks, derived)
     if planner.target.tensor_bytes > planner.budget:  # what this measures decides how many rows a pass has
         pass_costs.of_target(model, streams=True, padded=False)
     decision = decide(planner, find)
@@ -64,18 +64,15 @@ def report_on(
         said.append("The hit rate of experts is assumed. Running the model measures it.")
     if plan.streams and not plan.sends and config.memory.pack != "never":
         layers = planner.target.layers()
-        size = readable(sum(layer.n_bytes for layer in layers))
-        gains = gains_from_packing(layers)
-        said.append(
-            f"The packed file needs {size} of disk space."
-            if gains
-            else "Packing would gain nothing: no weight has a packed kernel layout."
-        )
+        if gains_from_packing(layers):
+            size = readable(sum(layer.n_bytes for layer in layers))
+            said.append(f"The packed file needs {size} of disk space.")
     if doubt := header.doubt_about(config.model.context):
         said.append(doubt)
     if not measured:
         said.append("Derived figures may be off by half: 'edgespec profile' with this pair measures them.")
-    folders = _pack_folders(planner, plan, said, on_progress)
+    if plan.memory.layout is not None and config.memory.pack_dir:  # says which folders cannot be used
+        pack_folders(config, planner.store).usable(said, in_memory=config.memory.pack == "always", make=False)
     code = drafting if drafting.yields is None else replace(drafting, yields=on_code(drafting.yields))
     return PlanReport(
         model=config.model.name or header.path.stem,
@@ -89,7 +86,6 @@ def report_on(
         cache_bytes=config.model.context * cell_bytes(header, config.model.kv),
         adapter_bytes=planner.beside,
         memory=memory_lines(plan),
-        pack_folders=folders,
         notes=list(dict.fromkeys(said)),
         uncertain=not measured,
         context=config.model.context,
@@ -105,21 +101,3 @@ def _passes(model: InspectedModel, plan: Plan, costs: PassCosts) -> tuple[Target
 
 def _sizes(plan: Plan, passes: TargetPasses, drafting: DraftingCosts) -> tuple[Prediction, ...]:
     return tuple(alternatives(plan.holding, passes, drafting, max_nodes(plan)))
-
-
-def _pack_folders(planner: Planner, plan: Plan, notes: list[str], on_progress: Progress) -> list[PackFolder]:
-    """The bytes that each folder for packed layers would hold; notes say which cannot be used."""
-    config, layout = planner.config, plan.memory.layout
-    if layout is None or not config.memory.pack_dir:
-        return []
-    pack_folders(config, planner.store).usable(notes, in_memory=config.memory.pack == "always", make=False)
-    folders = planner.disks.folders
-    if not folders:
-        return []
-    rates = planner.disks.rates(planner.store, on_progress)
-    weights = streamable(planner.target, layout.config.memory.experts)
-    shares = divide(piece_sizes(weights.layers, weights.experts), rates)
-    return [
-        PackFolder(str(folder), rate, share, disk_of(folder).free)
-        for folder, rate, share in zip(folders, rates, shares, strict=True)
-    ]

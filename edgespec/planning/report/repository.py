@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from edgespec.config import AUTO, Config
 from edgespec.errors import BackendError, EdgeSpecError, HubError, MemoryLimitError
 from edgespec.kernels.report_store import ensure_report
+from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.measure.threads import planned_threads
 from edgespec.models.gguf.embedding import embedding_shape
 from edgespec.models.gguf.head_family import head_family
@@ -19,7 +20,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.synthesis.weightless import QUANTIZATIONS
 from edgespec.models.hub import catalog
 from edgespec.models.hub.cache import cached_models
-from edgespec.models.hub.inspection import InspectedModel, read_remote_header
+from edgespec.models.hub.inspection import InspectedModel, RemoteHeaders
 from edgespec.models.hub.names import HubName, ModelVariant
 from edgespec.models.hub.quality import KEEPS_QUALITY, perplexity_loss
 from edgespec.models.hub.repository import Hub, Repository, find_repository
@@ -37,24 +38,15 @@ _AT_ONCE = 4  # headers that are read
 
 @dataclass(frozen=True)
 class FilePlan:
-    """A file of a repository, or the parts of a split one, and how it would run here.
+    """A file of a repository, or the parts of a split one, and how it would run here."""
 
-    Attributes:
-        name: what selects it: its quantization, or its file name where several have the same or none.
-        bits: of a weight, on average.
-        loss: published share by which its quantization raises perplexity; None if none is published.
-        here: whether it is on this machine.
-        plan: with the drafter that helps most; None if it cannot run.
-        refusal: why not.
-    """
-
-    name: str
+    name: str  # what selects it: its quantization, or its file name where several have the same or none
     n_bytes: int
-    bits: float
-    loss: float | None
+    bits: float  # of a weight, on average
+    loss: float | None  # published share by which its quantization raises perplexity
     here: bool = False
-    plan: PlanReport | None = None
-    refusal: str = ""
+    plan: PlanReport | None = None  # with the drafter that helps most; None if it cannot run
+    refusal: str = ""  # why not
 
     @property
     def tokens_per_second(self) -> float:
@@ -153,7 +145,12 @@ def plan_repository(
         listed = list(_from_hub(hub, repository, cached, entry, notes, on_progress))
     store = ProfileStore()
     ensure_report()
-    files = [_planned(each, config, store, on_progress, temperature) for each in listed]
+
+    @cache
+    def derived(threads: int) -> DerivedPasses:
+        return DerivedPasses(store, threads, on_progress)
+
+    files = [_planned(each, config, store, derived, on_progress, temperature) for each in listed]
     if not files:
         return None
     return RepositoryPlan(name.repo, tuple(sorted(files, key=lambda file: file.n_bytes)), tuple(notes))
@@ -177,10 +174,11 @@ def _from_hub(
     """The models that write text and whose headers can be read; notes name the others."""
     models = repository.models
     labels = [model.label for model in models]
+    remote = RemoteHeaders(hub, repository)
 
     def read(model: ModelVariant) -> InspectedModel | EdgeSpecError:
         try:
-            headers = [read_remote_header(hub, repository, file) for file in repository.files_of(model)]
+            headers = [remote.read(file) for file in repository.files_of(model)]
         except EdgeSpecError as error:
             return error
         return InspectedModel(tuple(headers), None, entry)
@@ -197,7 +195,12 @@ def _from_hub(
 
 
 def _planned(
-    listed: _Listed, config: Config, store: ProfileStore, on_progress: Progress, temperature: float
+    listed: _Listed,
+    config: Config,
+    store: ProfileStore,
+    derived: Callable[[int], DerivedPasses],
+    on_progress: Progress,
+    temperature: float,
 ) -> FilePlan:
     headers = listed.model.headers
     files = ModelFiles.of_headers(headers)
@@ -213,17 +216,23 @@ def _planned(
     request = PlacementRequest(config.devices, threads, store, on_progress, [])
     try:
         planner = Planner.of_this_machine(files, config, request)
-        plans = [*_with_drafters(listed.model, planner, on_progress, temperature)]
+        report = partial(
+            report_on,
+            listed.model,
+            on_progress=on_progress,
+            temperature=temperature,
+            derived=derived(threads),
+        )
+        plans = [*_with_drafters(listed.model, planner, report, on_progress)]
     except (MemoryLimitError, BackendError) as error:
         return replace(row, refusal=error.what)
     return replace(row, plan=max(plans, key=lambda plan: plan.chosen.tokens_per_second))
 
 
 def _with_drafters(
-    model: InspectedModel, planner: Planner, on_progress: Progress, temperature: float
+    model: InspectedModel, planner: Planner, plan: Callable[..., PlanReport], on_progress: Progress
 ) -> Iterator[PlanReport]:
     """The plan with the drafter that a load would take, and with each that the catalog knows."""
-    plan = partial(report_on, model, on_progress=on_progress, temperature=temperature)
     speculation = planner.config.speculation
     if speculation.draft != AUTO:
         yield plan(planner, partial(find_named, on_progress=on_progress))

@@ -37,19 +37,12 @@ _DISK_RATE = 1.5e9  # bytes a second, of a disk that was never measured
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A model that would run here.
-
-    Attributes:
-        drafter: the one to name with --draft; empty if drafting would gain little.
-        tokens_per_second: about.
-        download_bytes: of the model and the drafter, as far as they are not here.
-        plan: where its weights would be.
-    """
+    """A model that would run here."""
 
     entry: CatalogEntry
-    drafter: str
+    drafter: str  # to name with --draft; empty if drafting would gain little
     tokens_per_second: float
-    download_bytes: int
+    download_bytes: int  # of the model and the drafter, as far as they are not here
     plan: Plan
 
     @property
@@ -60,21 +53,13 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Resources:
-    """The facts that a choice depends on.
-
-    Attributes:
-        disk: free bytes.
-        store: what was measured on this machine.
-        disk_rate: bytes a second.
-        here: names of the catalog's models that are already here.
-        config: the options of the load that is planned for.
-    """
+    """The facts that a choice depends on."""
 
     machine: MachineSnapshot
-    disk: int
+    disk: int  # free bytes
     store: ProfileStore
-    disk_rate: float = _DISK_RATE
-    here: frozenset[str] = frozenset()
+    disk_rate: float = _DISK_RATE  # bytes a second
+    here: frozenset[str] = frozenset()  # names of the catalog's models that are on this machine
     config: Config = field(default_factory=Config)
 
     @classmethod

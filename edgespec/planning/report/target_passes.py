@@ -32,16 +32,22 @@ class PassCosts:
     Args:
         threads: what passes compute with.
         disks: that packed layers are spread over.
+        derived: of models that were not measured; None measures anew what it needs.
     """
 
     def __init__(
-        self, store: ProfileStore, threads: int, on_progress: Progress, disks: Disks = ONE_DISK
+        self,
+        store: ProfileStore,
+        threads: int,
+        on_progress: Progress,
+        disks: Disks = ONE_DISK,
+        derived: DerivedPasses | None = None,
     ) -> None:
         self._store = store
         self._threads = threads
         self._on_progress = on_progress
         self._disks = disks
-        self._derived = DerivedPasses(store, threads, on_progress)
+        self._derived = derived or DerivedPasses(store, threads, on_progress)
 
     def of_target(self, model: InspectedModel, *, streams: bool, padded: bool) -> tuple[TargetPasses, str]:
         """The target's passes, and a sentence that says where the figures come from.
