@@ -120,7 +120,7 @@ def _agreement(
     with edgespec.load(target, draft="lookup", context=1024) as engine:
         texts = write_sample_answers(engine, PROMPTS[1::2], options.tokens).samples
     rows: list[dict[str, object]] = []
-    readers = {name: AgreementMeter(path, texts, repack=True) for name, path in paths.items()}
+    readers = {name: AgreementMeter(path, texts) for name, path in paths.items()}
     steps: dict[str, list[float]] = {name: [] for name in paths}
     for _ in range(options.rounds):
         for name, reader in readers.items():

@@ -64,32 +64,20 @@ class SampleAnswer:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Shares of the target's tokens that a drafter ranks highly.
+    """Shares of the target's tokens that a drafter ranks highly."""
 
-    Attributes:
-        top1: as its first choice.
-        top4: among its first four.
-        tokens: how many were compared.
-    """
-
-    top1: float
-    top4: float
-    tokens: int
+    top1: float  # as its first choice
+    top4: float  # among its first four
+    tokens: int  # that were compared
 
 
 @dataclass(frozen=True)
 class PassCost:
-    """The cost of a target's passes, with the memory that it had.
+    """The cost of a target's passes, with the memory that it had."""
 
-    Attributes:
-        pass_s: median seconds of a pass.
-        streamed_bytes: read from disk in every pass.
-        read_rate: bytes per second at which they were read; 0 if there were none.
-    """
-
-    pass_s: float
-    streamed_bytes: int = 0
-    read_rate: float = 0.0
+    pass_s: float  # the median
+    streamed_bytes: int = 0  # in every pass
+    read_rate: float = 0.0  # bytes per second at which they were read; 0 if there were none
 
 
 @dataclass(frozen=True)
@@ -128,8 +116,6 @@ class AgreementMeter:
     """A candidate drafter in memory, which reads texts.
 
     Args:
-        repack: use the CPU's kernel layout, as when drafting; otherwise the weights are the mapped bytes of
-            the file, so that changes to the file take effect.
         target: whose tokens the texts are in; None if they are the candidate's.
     """
 
@@ -137,11 +123,9 @@ class AgreementMeter:
         self,
         path: Path,
         samples: Sequence[SampleAnswer],
-        *,
-        repack: bool,
         target: Vocabulary | None = None,
     ) -> None:
-        self.model = Model(path, memory_map=not repack, may_be_rewritten=not repack, repack=repack)
+        self.model = Model(path)
         try:
             own = self.model.vocabulary
             translates = target is not None and differs(target, own)
@@ -258,6 +242,6 @@ def measure(target: str | os.PathLike[str], drafter: Path, on_progress: Progress
 
     with (
         Model(path, vocabulary_only=True) as large,
-        AgreementMeter(drafter, written.samples, repack=True, target=large.vocabulary) as meter,
+        AgreementMeter(drafter, written.samples, large.vocabulary) as meter,
     ):
         return meter.agreement(written.samples, report)

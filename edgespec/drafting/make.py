@@ -46,35 +46,24 @@ _LOW_BITS = ("q4_0", "q3_k_m", "q2_k")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A quantization of the target, measured as its drafter.
-
-    Attributes:
-        step_s: seconds of a draft step, which reads a few tokens.
-    """
+    """A quantization of the target, measured as its drafter."""
 
     quantization: str
     agreement: Agreement
-    step_s: float
+    step_s: float  # of a draft step, which reads a few tokens
     n_bytes: int
 
 
 @dataclass(frozen=True)
 class MadeDrafter:
-    """A drafter that was made and registered.
-
-    Attributes:
-        measured: on text that was not used to choose it.
-        expected_tokens_per_second: what the choice was made by.
-        pass_s: seconds of a target pass for which it was chosen.
-        tokens_per_second: how fast the target should be with it, as measured.
-    """
+    """A drafter that was made and registered."""
 
     target: Path
     path: Path
-    measured: Candidate
-    expected_tokens_per_second: float
-    pass_s: float
-    tokens_per_second: float
+    measured: Candidate  # on text that was not used to choose it
+    expected_tokens_per_second: float  # by which it was chosen
+    pass_s: float  # of the target, for which it was chosen
+    tokens_per_second: float  # of the target with it, as measured
 
     @property
     def gain(self) -> float:
@@ -99,22 +88,14 @@ class MadeDrafter:
 
 @dataclass(frozen=True)
 class MakeOptions:
-    """Options for making a drafter.
-
-    Attributes:
-        memory: bytes that EdgeSpec may use while the target generates; None means what is available.
-        size: most bytes of the drafter; None leaves it to the choice.
-        quantizations: those to choose from; if empty, the usual ones.
-        pass_s: seconds of a target pass to optimize for; None measures them.
-        tokens: length of each of the target's answers.
-    """
+    """Options for making a drafter."""
 
     output: Path | None = None
-    memory: int | None = None
-    size: int | None = None
-    quantizations: Sequence[str] = ()
-    pass_s: float | None = None
-    tokens: int = 64
+    memory: int | None = None  # bytes, while the target generates; None means what is available
+    size: int | None = None  # most bytes of the drafter; None leaves it to the choice
+    quantizations: Sequence[str] = ()  # to choose from; if empty, the usual ones
+    pass_s: float | None = None  # of the target, to optimize for; None measures it
+    tokens: int = 64  # of each of the target's answers
     threads: int | None = None
 
 
@@ -151,7 +132,7 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
         output = options.output or drafters_folder() / _file_name(header, chosen.quantization)
         report(f"Measuring {chosen.quantization}", 0.95)
         made = _made(header, chosen.quantization, folder, options.threads)
-        with AgreementMeter(made, judging, repack=True) as meter:
+        with AgreementMeter(made, judging) as meter:
             measured = Candidate(
                 chosen.quantization, meter.agreement(judging), meter.step_s(), made.stat().st_size
             )
@@ -206,7 +187,7 @@ def _measured(
     key = f"{CANDIDATE}{quantization}"
     if key not in state.values:
         path = _made(target, quantization, folder, threads)
-        with AgreementMeter(path, samples, repack=True) as meter:
+        with AgreementMeter(path, samples) as meter:
             found = {"agreement": asdict(meter.agreement(samples)), "step_s": meter.step_s()}
         state.save(key, found | {"n_bytes": path.stat().st_size})
     values = state.values[key]

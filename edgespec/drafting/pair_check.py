@@ -25,20 +25,14 @@ _HEAD_CHECK = "hidden states"
 
 @dataclass(frozen=True)
 class PairCheck:
-    """The result of checking a pair.
-
-    Attributes:
-        fits: the drafter can draft for the target.
-        pair: what was remembered; None if the drafter does not fit.
-        shared: tokens that both have, if their vocabularies differ; None if they do not.
-    """
+    """The result of checking a pair."""
 
     target: Path
     drafter: Path
     checks: tuple[CompatibilityCheck, ...]
-    fits: bool
-    pair: DrafterPair | None
-    shared: int | None = None
+    fits: bool  # the drafter can draft for the target
+    pair: DrafterPair | None  # what was remembered; None if the drafter does not fit
+    shared: int | None = None  # tokens that both have, if their vocabularies differ
 
     @property
     def conclusion(self) -> str:

@@ -12,19 +12,13 @@ _DEEPEST = 16
 
 @dataclass(frozen=True)
 class CostModel:
-    """The speed of a target with a drafter.
+    """The speed of a target with a drafter."""
 
-    Attributes:
-        pass_s: seconds of a target pass over a tree.
-        read_rate: bytes per second at which a streamed target is read; 0 if it is in memory. What the drafter
-            takes of the memory must be read from disk in every pass.
-        read_s: seconds of a pass during which the disk reads; None if it reads all the time. If arithmetic
-            takes longer, more can be read at no cost.
-    """
-
-    pass_s: float
+    pass_s: float  # of the target, over a tree
+    # Bytes per second at which a streamed target is read; 0 if it is in memory. What the drafter takes of the
+    # memory must be read from disk in every pass.
     read_rate: float = 0.0
-    read_s: float | None = None
+    read_s: float | None = None  # of a pass, during which the disk reads; None if it reads all the time
 
     @classmethod
     def of(cls, cost: PassCost, pass_s: float | None = None) -> CostModel:

@@ -34,9 +34,8 @@ class FileReader:
         StreamError: the file cannot be opened.
     """
 
-    def __init__(self, path: Path, *, direct: bool | None = None, may_be_rewritten: bool = False) -> None:
+    def __init__(self, path: Path, *, direct: bool | None = None) -> None:
         self.path = path
-        self._watch_time = not may_be_rewritten
         try:
             self._file = open_positioned(path, direct=direct)
             self.direct = self._file.direct
@@ -97,10 +96,7 @@ class FileReader:
             now = FileState.of_status(self._file.status())
         except OSError as error:
             raise self._failed(error) from error
-        same = now.n_bytes == self.opened.n_bytes
-        if self._watch_time:
-            same = same and now.modified_ns == self.opened.modified_ns
-        if not same:
+        if (now.n_bytes, now.modified_ns) != (self.opened.n_bytes, self.opened.modified_ns):
             raise self.changed()
         return now
 

@@ -35,7 +35,7 @@ def test_a_model_agrees_with_itself(
     smol_path: Path, texts: tuple[SampleAnswer, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGESPEC_KERNELS", "plain")  # for attention too, as the texts were written
-    with AgreementMeter(smol_path, texts, repack=False) as reader:
+    with AgreementMeter(smol_path, texts) as reader:
         found = reader.agreement(texts)
     assert found.tokens == sum(len(text.answer) for text in texts) > 60
     # Batches round differently than single tokens, so near-ties may fall otherwise.

@@ -25,7 +25,7 @@ from edgespec.drafting.tuning.network.network import Network
 from edgespec.drafting.tuning.network.shape import ARCHITECTURES
 from edgespec.drafting.tuning.network.weights import check_tunable, load_weights, write_weights
 from edgespec.drafting.tuning.options import TuneOptions
-from edgespec.drafting.tuning.training import StepBudget, Trainer, TrainingMethod, divergence
+from edgespec.drafting.tuning.training import Trainer, TrainingBudget, TrainingMethod, divergence
 from edgespec.drafting.tuning.tune import tune
 from edgespec.errors import BackendError, MemoryLimitError, PairingError, UsageError
 from edgespec.llama.quantize import KEEP, make_drafter
@@ -37,6 +37,11 @@ from edgespec.models.hub.registry import MADE, DrafterPair, PairRegistry, drafte
 from tests.tiny import N_VOCAB, write_tiny
 
 QUICK = TuneOptions(steps=6, answers=12, tokens=16, threads=1, budgets=(4,), pass_s=1.0, quantization="q8_0")
+
+
+def steps_of(count: int) -> TrainingBudget:
+    """Training for so many steps."""
+    return lambda steps, _seconds: steps / count
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +124,7 @@ def test_only_what_is_trained_changes(target: Path, answers: list[TargetAnswer],
     loaded = load_weights(target)
     before = {name: values.copy() for name, values in loaded.weights.items()}
     network = Network(loaded.shape, loaded.weights, TrainedExtent(2))
-    Trainer(network, answers, tmp_path / "checkpoint", "label").train(StepBudget(3), lambda what, part: None)
+    Trainer(network, answers, tmp_path / "checkpoint", "label").train(steps_of(3), lambda what, part: None)
     changed = network.changed()
     assert {int(name.split(".")[1]) for name in changed if name.startswith("blk.")} == {2, 3, 4, 5}
     assert all((changed[name] != before[name]).any() for name in changed if changed[name].ndim > 1)
@@ -139,7 +144,7 @@ def test_checkpoints_of_other_layers_are_not_taken_up(
         network = Network(loaded.shape, loaded.weights, TrainedExtent(first))
         trainer = Trainer(network, answers, tmp_path / "checkpoint", "label")
         steps.append(trainer.steps)
-        trainer.train(StepBudget(2), lambda what, part: None)
+        trainer.train(steps_of(2), lambda what, part: None)
     assert steps == [0, 0, 2]
 
 
@@ -155,7 +160,7 @@ def test_what_fills_up_rows_and_bfloat16_change_next_to_nothing(
         network = Network(loaded.shape, loaded.weights, TrainedExtent(2))
         trainer = Trainer(network, answers, tmp_path / f"{rows}{half}", "label")
         trainer.half = half
-        trainer.train(StepBudget(4), lambda what, part: None)
+        trainer.train(steps_of(4), lambda what, part: None)
         learned[rows, half], loss[rows, half] = network.changed(), trainer.loss or 0.0
     for name, values in learned[1, False].items():
         assert learned[64, False][name] == pytest.approx(values, rel=1e-2, abs=1e-3)
@@ -171,7 +176,7 @@ def test_a_start_that_is_near_moves_less(start: Path, answers: list[TargetAnswer
         before = loaded.weights[name].copy()
         network = Network(loaded.shape, loaded.weights, TrainedExtent(2))
         trainer = Trainer(network, answers, tmp_path / f"{far}.pt", "label", method=TrainingMethod(far=far))
-        trainer.train(StepBudget(3), lambda what, part: None)
+        trainer.train(steps_of(3), lambda what, part: None)
         moved[far] = float(np.abs(network.changed()[name] - before).mean())
     assert 0 < moved[1e3] < 0.1 * moved[1e-6]
 
@@ -192,7 +197,7 @@ def test_rates_are_tried_and_the_best_weights_kept(
     said: list[str] = []
     trainer = Trainer(network, answers, tmp_path / "c.pt", "label", method=TrainingMethod(rate=rate))
     untrained = trainer._divergence_of_checks()
-    trainer.train(StepBudget(60), lambda what, part: said.append(what))
+    trainer.train(steps_of(60), lambda what, part: said.append(what))
     assert said[0] == "Trying rate 1 of 4, step 1"
     assert trainer.checked == pytest.approx(trainer._divergence_of_checks(), rel=1e-3)
     assert trainer._divergence_of_checks() <= untrained
@@ -203,7 +208,7 @@ def test_rates_are_tried_and_the_best_weights_kept(
     again = Trainer(
         Network(loaded.shape, loaded.weights, TrainedExtent(2)), answers, tmp_path / "c.pt", "label"
     )
-    again.train(StepBudget(60), lambda what, part: said.append(what))
+    again.train(steps_of(60), lambda what, part: said.append(what))
     assert (again.steps, again.checked) == (trainer.steps, trainer.checked)
     assert {name: value.tolist() for name, value in again._network.changed().items()} == {
         name: value.tolist() for name, value in network.changed().items()
@@ -225,7 +230,7 @@ def test_rates_that_damage_a_drafter_are_left_for_lower_ones(
     said: list[str] = []
     trainer = Trainer(network, answers, tmp_path / "c.pt", "label", method=TrainingMethod(rate=1e3))
     untrained = trainer._divergence_of_checks()
-    trainer.train(StepBudget(36), lambda what, part: said.append(what))
+    trainer.train(steps_of(36), lambda what, part: said.append(what))
     assert {what.split(",")[0] for what in said if "rate" in what} == {
         "Trying rate 1 of 4",
         "Trying rate 2 of 4",
@@ -278,7 +283,7 @@ def test_what_was_learned_survives_few_bits(
         loaded = load_weights(start)
         network = Network(loaded.shape, loaded.weights, TrainedExtent(2), kinds)
         trainer = Trainer(network, answers, tmp_path / f"{way}.pt", "label")
-        trainer.train(StepBudget(40), lambda what, part: None)
+        trainer.train(steps_of(40), lambda what, part: None)
         changed[way] = network.changed()
         export(header, tmp_path / f"{way}.gguf", changed[way], "tuned", AS_BEFORE, 1)
     loss = {}

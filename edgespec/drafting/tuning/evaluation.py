@@ -27,20 +27,14 @@ _SAME_SIZE = 0.02  # share by which equally shaped files may differ, in metadata
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The measurements of a drafter.
-
-    Attributes:
-        step_s: seconds of a draft step of a few tokens.
-        tokens_per_second: what the target should reach with it, by its agreement and its step.
-        tokens_per_pass: greedy, by nodes of a tree; empty if not measured.
-    """
+    """The measurements of a drafter."""
 
     path: Path
     agreement: Agreement
-    step_s: float
+    step_s: float  # of a draft step of a few tokens
     n_bytes: int
-    tokens_per_second: float
-    tokens_per_pass: dict[int, float]
+    tokens_per_second: float  # that the target should reach with it, by its agreement and its step
+    tokens_per_pass: dict[int, float]  # greedy, by nodes of a tree; empty if not measured
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields for scripts."""
@@ -60,7 +54,7 @@ def evaluate(
         EdgeSpecError: it cannot be loaded.
     """
     n_bytes = path.stat().st_size
-    with AgreementMeter(path, samples, repack=True) as meter:
+    with AgreementMeter(path, samples) as meter:
         agreement = meter.agreement(samples)
         same = like is not None and abs(like.n_bytes - n_bytes) < _SAME_SIZE * n_bytes
         step_s = like.step_s if like is not None and same else meter.step_s()

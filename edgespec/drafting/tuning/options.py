@@ -17,69 +17,45 @@ _MAX_MINUTES = 7 * 24 * 60
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """Options for tuning a drafter.
+    """Options for tuning a drafter."""
 
-    Attributes:
-        start: path or name of the drafter to begin with; None takes the best one known, or makes one.
-        prompts: a file of prompts to ask before the bundled ones.
-        output: where the result goes, whether it is registered or not; None keeps it in the data folder if
-            it is registered.
-        minutes: of answering and training together, in all runs.
-        answers: most answers to learn from; None takes as many as a third of the time allows.
-        steps: train so many steps, however long they take.
-        quantization: of the whole result; None keeps what is not trained, and writes the rest in fine types.
-            KEEP leaves all types, so that the size stays.
-        pass_s: seconds of a target pass by which drafters are compared; None measures them.
-        memory: bytes that EdgeSpec may use while the target answers; None means what is available.
-        tokens: most tokens of each answer.
-        budgets: nodes of the trees by which the result is measured.
-    """
-
-    start: str | None = None
-    prompts: Path | None = None
-    output: Path | None = None
-    minutes: float = 30.0
-    answers: int | None = None
-    steps: int | None = None
+    start: str | None = None  # the drafter to begin with; None takes the best one known, or makes one
+    prompts: Path | None = None  # asked before the bundled ones
+    output: Path | None = None  # None keeps the result in the data folder, if it is registered
+    minutes: float = 30.0  # of answering and training together, in all runs
+    answers: int | None = None  # most, to learn from; None takes as many as a third of the time allows
+    steps: int | None = None  # of training, however long they take
+    # Of the whole result; None keeps what is not trained, and writes the rest in fine types. KEEP leaves all
+    # types, so that the size stays.
     quantization: str | None = None
-    pass_s: float | None = None
-    memory: int | None = None
-    tokens: int = 128
+    pass_s: float | None = None  # of the target, by which drafters are compared; None measures it
+    memory: int | None = None  # bytes, while the target answers; None means what is available
+    tokens: int = 128  # most, of each answer
     threads: int | None = None
-    budgets: tuple[int, ...] = BUDGETS
+    budgets: tuple[int, ...] = BUDGETS  # nodes of the trees by which the result is measured
 
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """The training data of a drafter, and its distance from its target afterwards.
-
-    Attributes:
-        rate: AdamW's, at the end.
-    """
+    """The training data of a drafter, and its distance from its target afterwards."""
 
     answers: int
     tokens: int
     steps: int
     seconds: float
     divergence: float
-    rate: float
+    rate: float  # AdamW's, at the end
 
 
 @dataclass(frozen=True)
 class TunedDrafter:
-    """A drafter that was tuned.
-
-    Attributes:
-        path: its file; None if it was not registered and nobody asked for the file.
-        before, after: measured on answers that nothing was trained on.
-        rival: the best other drafter known, if it is better; nothing is registered then.
-    """
+    """A drafter that was tuned."""
 
     target: Path
-    path: Path | None
-    before: Evaluation
+    path: Path | None  # None if it was not registered and nobody asked for the file
+    before: Evaluation  # on answers that nothing was trained on
     after: Evaluation
-    rival: Evaluation | None
+    rival: Evaluation | None  # the best other drafter known, if it is better; nothing is registered then
     trained: TrainingRecord
 
     @property

@@ -6,23 +6,18 @@ Knowledge distillation (Hinton et al. 2015), as DistillSpec (Zhou et al. 2024) d
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from edgespec.drafting.tuning.data.answers import TargetAnswer
-from edgespec.drafting.tuning.data.batches import (
-    answers_of_step,
-    batch_of,
-    text_of,
-    tokens_seen,
-)
+from edgespec.drafting.tuning.data.batches import answers_of_step, batch_of, text_of, tokens_seen
 from edgespec.drafting.tuning.network.network import Network
 from edgespec.errors import OutputError
 from edgespec.files.writing import atomic_write
@@ -50,54 +45,21 @@ _FASTER = 1.2  # times as fast, and bfloat16 is worth its rounding
 _TRIAL = (256, 1024)  # rows and width of the products that are timed
 
 
-class TrainingBudget(Protocol):
-    """The limits of training."""
-
-    def done(self, steps: int, seconds: float) -> float:
-        """The share of the training that is done; 1 or more ends it."""
-
-
-@dataclass(frozen=True)
-class TimeBudget:
-    """Training for so many seconds, in all runs together."""
-
-    seconds: float
-
-    def done(self, steps: int, seconds: float) -> float:
-        """See `TrainingBudget`."""
-        return seconds / self.seconds
-
-
-@dataclass(frozen=True)
-class StepBudget:
-    """Training for so many steps."""
-
-    steps: int
-
-    def done(self, steps: int, seconds: float) -> float:
-        """See `TrainingBudget`."""
-        return steps / self.steps
+TrainingBudget = Callable[[int, float], float]
+"""The share of a training that so many steps and seconds, in all runs together, are; 1 or more ends it."""
 
 
 @dataclass(frozen=True)
 class TrainingMethod:
-    """The method of training.
+    """The method of training."""
 
-    Attributes:
-        rate: AdamW's, after a few steps; `rounded_rate` is that of weights that are rounded, which must go
-            further to change anything.
-        far: where no rates are tried, the first loss from which on a start is trained at these rates. A
-            nearer one is trained at as much less as it is nearer: it has less to learn, and at the full rate
-            it loses more by chance.
-        least: share of the rate that is left at the end.
-        texts: of a step.
-    """
-
-    rate: float = 6e-4
-    rounded_rate: float = 1e-3
+    rate: float = 6e-4  # AdamW's, after a few steps
+    rounded_rate: float = 1e-3  # of weights that are rounded, which must go further to change anything
+    # Where no rates are tried, the first loss from which on a start is trained at these rates. A nearer one
+    # has less to learn and loses more by chance, so its rate is as much lower as it is nearer.
     far: float = 1.2
-    least: float = 0.1
-    texts: int = 4
+    least: float = 0.1  # share of the rate that is left at the end
+    texts: int = 4  # of a step
 
 
 USUAL = TrainingMethod()
@@ -242,7 +204,7 @@ class Trainer:
         saved = time.monotonic()
         threads = _Threads()
         try:
-            while (done := budget.done(self.steps, self.seconds)) < 1 and self._without_gain < _PATIENCE:
+            while (done := budget(self.steps, self.seconds)) < 1 and self._without_gain < _PATIENCE:
                 divergence_now = "" if self.loss is None else f", divergence {self.loss:.2f}"
                 on_progress(f"Tuning, step {self.steps + 1}{divergence_now}", done)
                 self._timed_step(done, threads)
@@ -267,14 +229,14 @@ class Trainer:
         How far a start is from its target does not say at which rate it learns: a model without some layers
         has to be mended, and one that was trained on its own is damaged by the same steps.
         """
-        if budget.done(2 * _TRIAL_STEPS, self.seconds) > _TRIAL_SHARE:
+        if budget(2 * _TRIAL_STEPS, self.seconds) > _TRIAL_SHARE:
             return
         start = self.checked = self._divergence_of_checks()
         self._save_best()
         usual, outcomes = self.rate, dict[float, float]()
         self._rate_was_tried = True
         for trial in range(_TRIED_RATES):
-            done = budget.done(trial * _TRIAL_STEPS, self.seconds)
+            done = budget(trial * _TRIAL_STEPS, self.seconds)
             if trial and done * (trial + 1) / trial > _TRIAL_SHARE:
                 break
             self._restart_at(usual / _SLOWER**trial)

@@ -28,10 +28,7 @@ from edgespec.drafting.tuning.network.weights import check_tunable, load_weights
 from edgespec.drafting.tuning.options import LEAST_ANSWERS, TrainingRecord, TunedDrafter, TuneOptions, check
 from edgespec.drafting.tuning.start import choose_start, difference
 from edgespec.engine.engine import Engine
-from edgespec.errors import (
-    BackendError,
-    EdgeSpecError,
-)
+from edgespec.errors import BackendError, EdgeSpecError
 from edgespec.files.writing import remove_abandoned, termination_raises, writing_to
 from edgespec.machine.cores import default_threads
 from edgespec.machine.memory import FreeMemory, available_memory
@@ -193,7 +190,7 @@ class _Tuning:
             import torch
 
         from edgespec.drafting.tuning.network.network import Network
-        from edgespec.drafting.tuning.training import StepBudget, TimeBudget, Trainer
+        from edgespec.drafting.tuning.training import Trainer
 
         self._report("Loading the drafter to tune", 0.3)
         torch.set_num_threads(self._options.threads or default_threads())
@@ -203,10 +200,10 @@ class _Tuning:
         network = Network(loaded.shape, loaded.weights, self._extent, kinds)
         checkpoint = self._folder / f"{self._label}.pt"
         trainer = Trainer(network, learned, checkpoint, self._label)
-        steps = self._options.steps
-        seconds = max(60 * self._options.minutes - self._answering_s, 60 * self._options.minutes / 2)
+        wanted = self._options.steps
+        most_s = max(60 * self._options.minutes - self._answering_s, 60 * self._options.minutes / 2)
         trainer.train(
-            StepBudget(steps) if steps is not None else TimeBudget(seconds),
+            lambda steps, seconds: seconds / most_s if wanted is None else steps / wanted,
             lambda what, part: self._report(what, 0.3 + 0.55 * min(part, 1.0)),
         )
         trained = TrainingRecord(

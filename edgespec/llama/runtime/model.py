@@ -50,7 +50,6 @@ class Model:
         memory_map: let the system page the weights in and out instead of reading them into memory. A file
             that changes is then an error in the next pass; if it is cut during one, the system ends the
             process.
-        may_be_rewritten: the mapped file is written to on purpose.
         repack: copy weights into the kernel layouts in use (see kernels.layouts).
         several_sequences: of a model with a running state, several sequences are to share passes, so layouts
             that are wrong there are left out; contexts refuse them otherwise.
@@ -92,7 +91,6 @@ class Model:
         *,
         devices: DeviceLayers = ON_PROCESSOR,
         memory_map: bool = False,
-        may_be_rewritten: bool = False,
         repack: bool = True,
         several_sequences: bool = False,
         on_progress: Callable[[float], None] | None = None,
@@ -121,7 +119,7 @@ class Model:
         self._handle: Any = None
         self._files = tuple(part.absolute() for part in parts_by_name(path))
         self.states = _states_now(self._files)
-        self._mapped = memory_map and not may_be_rewritten and not vocabulary_only
+        self._mapped = memory_map and not vocabulary_only
         self._forked = False
         self._contexts: weakref.WeakSet[Closable] = weakref.WeakSet()
         params = llama_cpp.llama_model_default_params()
@@ -196,7 +194,7 @@ class Model:
                 "The file may be damaged, or its architecture newer than this llama.cpp build.",
             )
         try:
-            if not may_be_rewritten and _states_now(self._files) != self.states:
+            if _states_now(self._files) != self.states:
                 raise ModelFileError(
                     f"'{path}' was changed while it was being loaded.",
                     "Wait until its download or copy has finished.",

@@ -16,21 +16,13 @@ _MAX_TOKENS = 512  # of a text; what is behind them is cut off
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """A few texts, one after another.
+    """A few texts, one after another."""
 
-    Attributes:
-        lengths: of each text.
-        tokens: (length of all texts) prompts and answers.
-        rows: (known rows) places of the tokens behind which the target's distribution is known.
-        top: (known rows, k) its most likely tokens.
-        logprobs: (known rows, k) their log-probabilities.
-    """
-
-    lengths: tuple[int, ...]
-    tokens: Tensor
-    rows: Tensor
-    top: Tensor
-    logprobs: Tensor
+    lengths: tuple[int, ...]  # of each text
+    tokens: Tensor  # (length of all texts) prompts and answers
+    rows: Tensor  # (known rows) places of the tokens behind which the target's distribution is known
+    top: Tensor  # (known rows, k) its most likely tokens
+    logprobs: Tensor  # (known rows, k) their log-probabilities
 
 
 def batch_of(answers: Sequence[TargetAnswer]) -> TrainingBatch:

@@ -17,13 +17,9 @@ _WORKING_BYTES = 1 << 30  # activations and logits of a step
 
 @dataclass(frozen=True)
 class TrainedExtent:
-    """The part of a drafter that is trained.
+    """The part of a drafter that is trained."""
 
-    Attributes:
-        first: the first layer that is; what the layers below it compute for a text never changes.
-    """
-
-    first: int = 0
+    first: int = 0  # layer that is; what the layers below it compute for a text never changes
 
     def trains(self, name: str) -> bool:
         """True if a tensor of this name is trained."""

@@ -79,10 +79,6 @@ class Network:
         x = self._through(range(self.extent.first, self.shape.layers), x, lengths)
         return self._norm(x, "output_norm.weight")
 
-    def through(self, layer: int, x: Tensor, lengths: Sequence[int]) -> Tensor:
-        """(length, width) what comes out of a layer. Arguments as of `upper`."""
-        return self._through(range(layer, layer + 1), x, lengths)
-
     @property
     def output(self) -> Tensor:
         """(n_vocab, width) the matrix of the output layer."""
