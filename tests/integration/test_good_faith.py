@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from edgespec.cli.commands.serve import serve
+from edgespec.serving.anthropic.client_tools import client_tool
 from edgespec.serving.request_log import RequestLogEntry
 from edgespec.serving.response_sender import WARNINGS
 from tests.serving import CHAT, RESPONSE, TEXT, Running, load, serving
@@ -468,3 +469,24 @@ def test_functions_are_called_as_before_there_were_tools(server: Running) -> Non
     assert json.loads("".join(call["arguments"] for call in calls)) == {"a": "yes"}
     result = {"role": "function", "name": "f", "content": "1"}
     asked(server, CHAT, functions=[function], messages=[*HI, choice["message"], result])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "argument"),
+    [
+        ("bash_20250124", "bash", "command"),
+        ("text_editor_20250124", "str_replace_editor", "undo_edit"),
+        ("text_editor_20250728", "str_replace_based_edit_tool", "insert_text"),
+        ("memory_20250818", "memory", "rename"),
+    ],
+)
+def test_tools_that_anthropics_clients_run_are_offered(
+    server: Running, kind: str, name: str, argument: str
+) -> None:
+    definition = client_tool(kind, None)
+    assert definition is not None
+    assert argument in json.dumps(definition.parameters)
+    choice = {"type": "tool", "name": name}
+    answer = asked(server, MESSAGES, tools=[{"type": kind, "name": name}], tool_choice=choice, max_tokens=200)
+    assert "warnings" not in answer
+    assert answer["content"][-1]["name"] == name

@@ -18,6 +18,7 @@ from edgespec.api.tools import ToolDefinition, ToolReference
 from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
 from edgespec.generation.thinking import EFFORTS
+from edgespec.serving.anthropic.client_tools import client_tool
 
 _CALLS, _RESULT = ("tool_use", "server_tool_use", "mcp_tool_use"), "_result"
 
@@ -30,7 +31,7 @@ class TurnMessage(Struct):
 
 
 class OfferedTool(Struct):
-    """A tool that the model may call; only the API's servers know those of other types than "custom"."""
+    """A tool that the model may call; those of other types than "custom" have schemas that the API knows."""
 
     type: str | None = None
     name: str | None = None
@@ -159,7 +160,7 @@ def _result(part: Part, warnings: Warnings) -> ChatMessage:
 
 def _tool(tool: OfferedTool) -> ToolDefinition:
     if tool.type not in (None, "custom"):
-        return ToolDefinition(type=tool.type, name=tool.name)
+        return client_tool(tool.type, tool.name) or ToolDefinition(type=tool.type, name=tool.name)
     return ToolDefinition(name=tool.name, description=tool.description, parameters=tool.input_schema)
 
 
