@@ -180,9 +180,6 @@ COMMANDS: Mapping[str, Command] = {
     "sessions": Command(
         "sessions", "app", "List, show and remove conversations saved with chat --session NAME."
     ),
-    "presets": Command(
-        "presets", "app", "Save a model, a system prompt and settings under a name for --preset."
-    ),
     "draft": Command("draft", "app", "Make and tune drafters."),
 }
 

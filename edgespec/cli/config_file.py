@@ -9,9 +9,14 @@
     [chat]
     system = "Be brief."
 
+    [presets.reviewer]
+    model = "qwen3-8b"
+    system = "You review code."
+
 Names are those of the options. Values at the top apply to every command that has the option, those in a table
-to one command. Flags take precedence over environment variables, and these over the file. `models_folder`, a
-folder or a list of them, is no option: it says where more models are.
+to one command, and those of a preset where `--preset NAME` asks for it. Flags precede environment
+variables, these over a preset, and a preset over the rest of the file. `models_folder`, a folder or a list of
+them, is no option: it says where more models are.
 """
 
 from __future__ import annotations
@@ -27,8 +32,9 @@ from edgespec.models.hub.external import FOLDERS
 
 VARIABLE = "EDGESPEC_CONFIG"
 MODELS_FOLDER = "models_folder"
+PRESETS = "presets"
 ELSEWHERE = "Set EDGESPEC_CONFIG to a file in a folder that you can write to."
-"""What to do if the file, or something beside it, cannot be written."""
+"""What to do if the file cannot be written."""
 TEMPLATE = """\
 # EdgeSpec's configuration. Names are those of the options, see 'edgespec chat --help'.
 # Flags come first, then environment variables (EDGESPEC_MEMORY), then this file.
@@ -42,6 +48,10 @@ TEMPLATE = """\
 
 # [chat]
 # system = "Be brief."
+
+# [presets.reviewer]  # for --preset reviewer
+# model = "qwen3-8b"
+# system = "You review code."
 """
 
 
@@ -81,6 +91,17 @@ def models_folders(values: dict[str, Any]) -> list[str]:
             f"{MODELS_FOLDER} must be a folder or a list of folders, not {value!r} in {config_path()}."
         )
     return folders
+
+
+def presets(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The tables `[presets.NAME]` by name; raises UsageError if something else is there."""
+    tables = values.get(PRESETS, {})
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise UsageError(
+            f"Presets must be tables in {config_path()}.",
+            "Begin each with a line such as [presets.reviewer].",
+        )
+    return tables
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def test_the_first_ten_minutes(folder: Path) -> None:
     assert [answer["prompt"] for answer in answers] == ["Name a colour.", "Name an animal."]
     form = next(text for command, text in said.items() if "--json-schema" in command)
     assert json.loads(form) in ("happy", "sad")
-    assert "pirate" in said["edgespec presets list"]
+    assert "pirate" in said["edgespec config"]
     assert "TOKENS/S" in said["edgespec plan --memory 1GiB"]
     (chat,) = (json.loads(text) for command, text in said.items() if "chat/completions" in command)
     assert chat["choices"][0]["message"]["content"]

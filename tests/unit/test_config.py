@@ -56,6 +56,11 @@ def test_flags_then_environment_then_file(
             "temperature is 'hot' in {file}.\n--temperature must be a number, not 'hot'.",
         ),
         ("[context]\na = 1", "context is {{'a': 1}} in {file}.\nA single value belongs here, not a table."),
+        (
+            "presets = 1",
+            "Presets must be tables in {file}.\nBegin each with a line such as [presets.reviewer].",
+        ),
+        ("[presets]\ncontext = 1", "Presets must be tables in {file}."),
         ("a = ", "{file} is not valid TOML: "),
     ],
 )
@@ -146,3 +151,50 @@ def test_the_model_may_stand_in_the_file(file: Path, engine: TalkingEngine) -> N
     assert engine.loaded_with["model"] == "a.gguf"
     assert main(["generate", "b.gguf", "What is this?"]) == 0
     assert engine.loaded_with["model"] == "b.gguf"
+
+
+def test_a_preset_goes_before_the_rest_of_the_file(
+    file: Path, engine: TalkingEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "big.gguf").write_bytes(b"GGUF")
+    file.write_text(
+        "temperature = 0.1\nmax-tokens = 5\n[generate]\ntop_k = 7\n[presets.pirate]\nsystem = 'Ahoy.'\n"
+        f"temp = 0.9\nstop = ['X']\nmemory = '2GiB'\nmodel = '{tmp_path / 'big.gguf'}'\n"
+    )
+    assert main(["generate", "--preset", "pirate", "-p", "Hi", "--memory", "3GiB"]) == 0
+    prompt, config, _ = engine.asked[-1]
+    assert prompt == [{"role": "system", "content": "Ahoy."}, {"role": "user", "content": "Hi"}]
+    assert config == GenerationConfig(temperature=0.9, max_tokens=5, top_k=7, stop=("X",))
+    assert engine.loaded_with["memory"] == 3 << 30
+    assert engine.loaded_with["model"] == str(tmp_path / "big.gguf")
+    monkeypatch.setenv("EDGESPEC_TEMPERATURE", "0.3")
+    assert main(["generate", "--preset", "pirate", "smollm2-135m", "Hi"]) == 0
+    assert engine.asked[-1][1].temperature == 0.3
+    assert engine.loaded_with["model"] == "smollm2-135m"
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("pirate", "There is no preset 'pirat'.\nDid you mean pirate?"),
+        ("brief", "There is no preset 'pirat'.\nA preset is a table [presets.pirat] in {file}."),
+        (
+            "pirat]\ntemprature = 1\n[chat",
+            "{file} sets 'presets.pirat.temprature', but there is no such setting.",
+        ),
+        ("pirat]\ntemperature = -1\n[chat", "--temperature must be from 0 to 100, not -1."),
+    ],
+)
+@pytest.mark.parametrize("command", [["generate", "Hi"], ["serve", "--port", "0"]])
+def test_what_is_wrong_with_a_preset(
+    command: list[str], table: str, message: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(f"[presets.{table}]\n")
+    assert main([*command, "--preset", "pirat"]) == 2
+    assert capsys.readouterr().err.startswith(f"Error: {message.format(file=file)}")
+
+
+def test_config_names_the_presets(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text("[presets.pirate]\nsystem = 'Ahoy.'\n[presets.brief]\n")
+    assert main(["config"]) == 0
+    assert "Presets: pirate, brief" in capsys.readouterr().out.splitlines()

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from edgespec.bench.report.document import write_whole
-from edgespec.cli.main import main
 from edgespec.engine.sessions.file import Conversation, SessionFile
 
 pytestmark = pytest.mark.skipif(
@@ -35,14 +34,3 @@ def test_a_saved_conversation_knows_its_model_again(tmp_path: Path) -> None:
     assert (read.identity["model"], read.model_path) == (f"{NAME} 0123", f"/models/{NAME}")
     assert read.messages == said
     assert "日" in file.path.read_text()
-
-
-def test_a_preset_cannot_name_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("EDGESPEC_CONFIG", str(tmp_path / "config.toml"))
-    for name in ("config.toml", NAME):
-        (tmp_path / name).touch()
-    assert main(["presets", "save", "mine", "-m", str(tmp_path / NAME)]) == 2
-    assert "A preset holds valid UTF-8 only" in capsys.readouterr().err
-    assert {path.name for path in tmp_path.iterdir()} == {"config.toml", NAME}

@@ -19,7 +19,7 @@ WRONG_SCHEMAS = {
 COMMANDS = (["generate", "-p", "Hi"], ["generate", "-i", "in.jsonl"], ["chat", "-p", "Hi"], ["serve"])
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, ["presets", "save", "mine"]])
+@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("schema", WRONG_SCHEMAS)
 def test_a_wrong_schema_is_refused_before_loading(
     engine: TalkingEngine, capsys: pytest.CaptureFixture[str], command: list[str], schema: str

@@ -23,8 +23,8 @@ from edgespec.cli.conversation.slash.typed_chat import pending_question
 from edgespec.cli.conversation.welcome import announce_download, welcome
 from edgespec.cli.options.declaration import config_option, is_on_command_line, option, with_options
 from edgespec.cli.options.output import OutputOptions
+from edgespec.cli.options.preset import Preset
 from edgespec.cli.options.sampling import SamplingOptions
-from edgespec.cli.presets import Preset
 from edgespec.cli.prompt.positionals import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
 from edgespec.cli.prompt.standard_input import whole_prompt
 from edgespec.cli.prompt.system import SystemFile, system_prompt

@@ -28,7 +28,7 @@ _SECRET = ("api-key",)
 _RECOMMENDED = ("chat", "run", "serve")  # commands that sample as a model's maker recommends
 _DEFAULTS = vars(GenerationConfig())
 # The first two must work even if the file is damaged; the others have nothing to set.
-WITHOUT_SETTINGS = ("config", "doctor", "pull", "list", "show", "rm", "ps", "sessions", "presets")
+WITHOUT_SETTINGS = ("config", "doctor", "pull", "list", "show", "rm", "ps", "sessions")
 _UNCHANGED = "default"
 _TABLES = {"run": "chat"}  # the table of a command, where it is not named after it
 
@@ -77,9 +77,11 @@ def config(
     values = defaults_from(file, commands.commands)
     settings.use_models_folder()
     found = {name: _sources(commands.commands[name], values[name], file) for name in values}
+    presets = settings.presets(settings.read_config(file))
     folders = os.pathsep.join(map(str, own_folders()))
     if as_json:
-        results().record({"file": str(file), _FOLDERS: folders or None, "settings": found})
+        record = {"file": str(file), _FOLDERS: folders or None, "presets": [*presets], "settings": found}
+        results().record(record)
         return
     there = any(folder.is_dir() for folder in own_folders())
     changed, unchanged = _rows(found)
@@ -87,6 +89,8 @@ def config(
         f"File: {file}{'' if file.exists() else ' (does not exist; --init creates it)'}\n"
         f"Models folder: {folders or 'none'}{'' if there else ' (does not exist)'}\n"
     )
+    if presets:
+        results().text(f"Presets: {', '.join(presets)}\n")
     shown = changed + unchanged if everything else changed
     if shown:
         results().text("\n" + table((), shown))
@@ -104,7 +108,8 @@ def defaults_from(file: Path, commands: Any) -> dict[str, dict[str, Any]]:
     """
     everywhere = settings.read_config(file)
     settings.models_folders(everywhere)
-    everywhere = {key: value for key, value in everywhere.items() if dashed(key) != _FOLDERS}
+    settings.presets(everywhere)
+    everywhere = {k: v for k, v in everywhere.items() if dashed(k) not in (_FOLDERS, settings.PRESETS)}
     result: dict[str, dict[str, Any]] = {}
     for name, command in commands.items():
         if name in WITHOUT_SETTINGS:

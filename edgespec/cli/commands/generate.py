@@ -24,9 +24,9 @@ from edgespec.cli.conversation.thoughts import ThoughtDisplay
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.options.declaration import config_option, is_on_command_line, option, with_options
 from edgespec.cli.options.output import OutputOptions
+from edgespec.cli.options.preset import Preset
 from edgespec.cli.options.sampling import SamplingOptions, config_of_options
 from edgespec.cli.origin import ModelIdentity, Origin, model_identity
-from edgespec.cli.presets import Preset
 from edgespec.cli.prompt.positionals import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
 from edgespec.cli.prompt.standard_input import whole_prompt
 from edgespec.cli.prompt.system import SystemFile, system_prompt

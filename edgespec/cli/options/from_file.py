@@ -1,4 +1,4 @@
-"""Options that take their values from a file: the configuration, or a preset."""
+"""Options that take their values from the configuration file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def checked_values(command: Any, given: dict[str, Any], file: Path, table: str =
 
     Args:
         given: by the names of options, long or short.
-        table: what stands before a name in messages.
+        table: prefix of names in messages.
 
     Raises:
         UsageError: a name is not that of an option, or a value is of the wrong kind.
