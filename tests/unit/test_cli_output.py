@@ -6,11 +6,11 @@ import io
 
 import pyte
 import pytest
+from rich.console import Console
 
-from edgespec.cli.screen import status as status_line
 from edgespec.cli.screen.formatting import details, format_statistics
 from edgespec.cli.screen.results import ResultStream
-from edgespec.cli.screen.status import RemainingTime, StatusLine, aside, format_prefill
+from edgespec.cli.screen.status import RemainingTime, StatusLine, format_prefill
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import OutputError
 from edgespec.generation.expert_use import ExpertUse
@@ -141,60 +141,30 @@ def test_prefill_line() -> None:
     assert format_prefill(100, 400, 1500.0, columns=40) == "Reading the prompt 100 of 400, 1:15:00 left"
 
 
-class Window:
-    """A terminal's screen whose lines fold when it becomes narrower, as most terminals' do."""
-
-    def __init__(self, columns: int) -> None:
-        self.columns = columns
-        self._screen = pyte.Screen(columns, 10)
-
-    def write(self, text: str) -> int:
-        pyte.Stream(self._screen).feed(text)
-        return len(text)
-
-    @property
-    def lines(self) -> list[str]:
-        return [line.rstrip() for line in self._screen.display if line.strip()]
-
-    def resize(self, columns: int) -> None:
-        shown, self.columns = self.lines, columns
-        self._screen = pyte.Screen(columns, 10)
-        self.write("\r\n".join(shown))
+def shown(file: io.StringIO) -> list[str]:
+    """The lines on a terminal's screen after what was written to it."""
+    screen = pyte.Screen(60, 10)
+    pyte.Stream(screen).feed(file.getvalue().replace("\n", "\r\n"))
+    return [line.rstrip() for line in screen.display if line.strip()]
 
 
-@pytest.fixture
-def window(monkeypatch: pytest.MonkeyPatch) -> Window:
-    made = Window(90)
-    monkeypatch.setattr(status_line, "_write", made.write)
-    monkeypatch.setattr(status_line, "_columns", lambda: made.columns)
-    return made
+def test_the_status_line_stays_below_what_is_printed_and_disappears() -> None:
+    file = FakeTerminal()
+    console = Console(file=file, force_terminal=True, width=60)
+    with StatusLine(console) as line:
+        line.say("Row 1 of 3 " * 9)
+        console.print("in memory: 3 tokens/s")
+        console.print("streamed: 1 token/s")
+        above, other, below = shown(file)
+        assert (above, other) == ("in memory: 3 tokens/s", "streamed: 1 token/s")
+        assert below[2:12] == "Row 1 of 3"
+        assert below.endswith("…")
+    assert shown(file) == [above, other]
 
 
-def test_a_window_that_becomes_narrower_keeps_one_line_of_progress(window: Window) -> None:
-    window.write("Attached: words.txt\r\n")
-    line = StatusLine(shown=True)
-    line._text = format_prefill(512, 2745, 30.0, window.columns)
-    line._draw()
-    for columns in (50, 30, 60, 20):
-        window.resize(columns)
-        line._draw()
-        assert [shown[:20] for shown in window.lines] == ["Attached: words.txt", window.lines[1][:20]]
-        assert "Reading the" in window.lines[1]
-        assert len(window.lines[1]) < columns
-    line.erase()
-    assert window.lines == ["Attached: words.txt"]
-
-
-def test_what_is_printed_takes_the_place_of_the_line(window: Window) -> None:
-    with StatusLine(shown=True) as line:
-        line.say("Row 1 of 3")
-        with aside():
-            window.write("in memory: 3 tokens/s\r\n")
-        assert window.lines[0] == "in memory: 3 tokens/s"
-    assert window.lines == ["in memory: 3 tokens/s"]
-
-
-def test_what_is_done_at_once_needs_no_word(window: Window) -> None:
-    with StatusLine(shown=True) as line:
+def test_what_is_done_at_once_needs_no_word() -> None:
+    file = FakeTerminal()
+    with StatusLine(Console(file=file, force_terminal=True, width=60)) as line:
         line.waiting("Reading the prompt")
-    assert window.lines == []
+    assert "Reading" not in file.getvalue()
+    assert shown(file) == []

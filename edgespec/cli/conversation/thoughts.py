@@ -6,7 +6,7 @@ import sys
 import time
 
 from edgespec.cli.screen.formatting import count
-from edgespec.cli.screen.status import StatusLine, aside
+from edgespec.cli.screen.status import StatusLine
 from edgespec.cli.screen.terminal import Terminal, shows_colour
 from edgespec.generation.result import Chunk
 from edgespec.printable import printable
@@ -59,8 +59,7 @@ class ThoughtDisplay:
 
     def show(self, thought: str) -> None:
         """Show a whole thought."""
-        with aside():
-            self._write(thought.rstrip("\n") + "\n")
+        self._write(thought.rstrip("\n") + "\n")
 
     def _write(self, text: str) -> None:
         text = printable(text)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from edgespec.printable import printable
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
 
 _A_MOMENT_S = 0.25
-_FRAME_S = 0.1
+_FRAMES_PER_S = 10
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _BAR = 20  # characters
 _GUESS_S, _SOON_S, _LATER_S = 3.0, 10.0, 30.0
 _WIDE = 70
-
-_shown: StatusLine | None = None  # the one whose line is shown
 
 
 class RemainingTime:
@@ -54,19 +51,22 @@ class RemainingTime:
 
 
 class StatusLine:
-    """The line, with a spinner, cut to the current width of the window."""
+    """A line with a spinner at the bottom of the window.
 
-    def __init__(self, *, shown: bool) -> None:
-        self.shown = shown
+    Args:
+        console: where it is shown; None shows nothing.
+    """
+
+    def __init__(self, console: Console | None) -> None:
+        self._console = console
+        self._live: Live | None = None
         self._text = ""
-        self._not_before = 0.0
-        self._drawn = ""
-        self._columns = 0
-        self._frame = 0
-        self._lock = threading.RLock()
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._prefill_from = 0.0
+        self._not_before = self._prefill_from = 0.0
+
+    @property
+    def shown(self) -> bool:
+        """True if a person sees the line."""
+        return self._console is not None
 
     def progress(self, what: str, fraction: float, more: str = "") -> None:
         """Show how much of something is done, and what else there is to say of it."""
@@ -78,39 +78,20 @@ class StatusLine:
 
     def waiting(self, text: str) -> None:
         """Show a text if nothing else happens within a moment."""
-        self._show(text, _A_MOMENT_S)
+        self._show(text, time.monotonic() + _A_MOMENT_S)
 
     def prefill(self, done: int, total: int) -> None:
         """Show how much of the prompt was read, and how long the rest will take."""
         if not done:
             self._prefill_from = time.monotonic()
-        self.say(format_prefill(done, total, time.monotonic() - self._prefill_from, _columns()))
+        columns = self._console.width if self._console is not None else 0
+        self.say(format_prefill(done, total, time.monotonic() - self._prefill_from, columns))
 
     def clear(self) -> None:
         """Remove the line."""
-        global _shown
-        if self._thread is None:
-            return
-        self._ended.set()
-        self._thread.join()
-        self._thread = None
-        _shown = None
-        with self._lock:
-            self.erase()
-
-    def erase(self) -> None:
-        """Erase the line until it is drawn again."""
-        with self._lock:
-            if self._drawn:
-                _write(self._back(_columns()))
-                self._drawn = ""
-
-    @contextlib.contextmanager
-    def away(self) -> Iterator[None]:
-        """Hide the line while the block runs."""
-        with self._lock:
-            self.erase()
-            yield
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
     def __enter__(self) -> StatusLine:
         return self
@@ -118,52 +99,30 @@ class StatusLine:
     def __exit__(self, *_: object) -> None:
         self.clear()
 
-    def _show(self, text: str, delay: float) -> None:
-        global _shown
-        if not self.shown:
+    def _show(self, text: str, not_before: float) -> None:
+        self._text, self._not_before = " ".join(text.split("\n")), not_before
+        if self._console is None or self._live is not None:
             return
-        with self._lock:
-            self._text = " ".join(printable(text).split("\n"))
-            self._not_before = time.monotonic() + delay if delay else 0.0
-        if self._thread is None:
-            _shown = self
-            self._ended.clear()
-            self._thread = threading.Thread(target=self._spin, daemon=True)
-            self._thread.start()
+        from rich.live import Live
 
-    def _spin(self) -> None:
-        while True:
-            with self._lock:
-                if time.monotonic() >= self._not_before:
-                    self._draw()
-            if self._ended.wait(_FRAME_S):
-                return
+        self._live = Live(
+            console=self._console,
+            get_renderable=self._line,
+            refresh_per_second=_FRAMES_PER_S,
+            transient=True,
+            redirect_stdout=False,  # answers are written when the line is gone
+            redirect_stderr=False,
+        )
+        self._live.start()
+        self._console.show_cursor(True)  # a shell needs it after Ctrl-Z
 
-    def _draw(self) -> None:
-        columns = _columns()
-        self._frame = (self._frame + 1) % len(_FRAMES)
-        line = f"{_FRAMES[self._frame]} {self._text}"
-        back = self._back(columns)
-        self._drawn, self._columns = _cut(line, columns - 1), columns
-        _write(f"{back}{self._drawn}")
+    def _line(self) -> Text:
+        from rich.text import Text
 
-    def _back(self, columns: int) -> str:
-        """The escape sequence that moves to the beginning of the line and erases it."""
-        # A window that became narrower has wrapped the line.
-        narrower = bool(self._drawn) and 0 < columns < self._columns
-        folds = (_width(self._drawn) - 1) // columns if narrower else 0
-        return (f"\x1b[{folds}A" if folds else "") + "\r\x1b[J"
-
-
-@contextlib.contextmanager
-def aside() -> Iterator[None]:
-    """Hide the line while the block runs, so that something else can be printed in its place."""
-    status = _shown
-    if status is None:
-        yield
-        return
-    with status.away():
-        yield
+        now = time.monotonic()
+        frame = _FRAMES[int(now * _FRAMES_PER_S) % len(_FRAMES)]
+        text = f"{frame} {self._text}" if now >= self._not_before else ""
+        return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def format_prefill(done: int, total: int, seconds: float, columns: int = 80) -> str:
@@ -179,31 +138,3 @@ def format_seconds(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def _cut(text: str, columns: int) -> str:
-    if _width(text) <= columns:
-        return text
-    while text and _width(text) >= columns:
-        text = text[:-1]
-    return text + "…"
-
-
-def _width(text: str) -> int:
-    """Columns that a text takes; some characters take two."""
-    from rich.cells import cell_len
-
-    return cell_len(text)
-
-
-def _columns() -> int:
-    try:  # the current width; the variable COLUMNS does not follow a window that is resized
-        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
-    except (AttributeError, OSError, ValueError):
-        return shutil.get_terminal_size().columns
-
-
-def _write(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # a closed terminal must not end the program
-        sys.stderr.write(text)  # noqa: TID251 (control sequences of its own)
-        sys.stderr.flush()

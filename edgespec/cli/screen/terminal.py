@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO, TypeVar
 
 from edgespec.cli.interrupt import Cancellable, cancelling
 from edgespec.cli.screen.formatting import count, details, format_statistics, in_columns, is_cut_off
-from edgespec.cli.screen.status import RemainingTime, StatusLine, aside
+from edgespec.cli.screen.status import RemainingTime, StatusLine
 from edgespec.printable import printable
 from edgespec.progress import Progress, told_of_waiting
 
@@ -203,8 +203,7 @@ class Terminal:
 
     def show(self, line: Text) -> None:
         """Print a styled line."""
-        with aside():
-            _console().print(line, soft_wrap=True)
+        _console().print(line, soft_wrap=True)
 
     def rule(self, rule: Rule) -> None:
         """Warn if the verification rule is lossy."""
@@ -247,7 +246,7 @@ class Terminal:
 
     def status(self) -> StatusLine:
         """A status line."""
-        return StatusLine(shown=self.is_watched)
+        return StatusLine(_console() if self.is_watched else None)
 
 
 class _NothingToCancel:
@@ -283,8 +282,7 @@ def _print(text: str, style: str = "") -> None:
     from rich.text import Text
 
     # Lines are wrapped between words on a terminal, and not at all in a pipe.
-    with aside():
-        _console().print(Text(text, style=style), soft_wrap=not is_terminal(sys.stderr))
+    _console().print(Text(text, style=style), soft_wrap=not is_terminal(sys.stderr))
 
 
 @functools.cache
