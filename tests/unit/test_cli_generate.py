@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.batch.formats.lines import read_jobs
+from edgespec.cli.batch.lines import read_jobs
 from edgespec.cli.main import main
 from edgespec.cli.screen.formatting import details, format_statistics
 from edgespec.generation.result import Generation
@@ -245,19 +245,19 @@ def test_a_system_prompt_from_a_file(
 ) -> None:
     file = tmp_path / "system.txt"
     file.write_text("Be brief.\n")
-    assert main(["generate", "Hi", "--system-file", str(file)]) == 0
+    assert main(["generate", "-p", "Hi", "--system-file", str(file)]) == 0
     assert engine.asked[0][0][0] == {"role": "system", "content": "Be brief."}
-    assert main(["generate", "Hi", "--system-file", str(file), "--system", "No."]) == 2
+    assert main(["generate", "-p", "Hi", "--system-file", str(file), "--system", "No."]) == 2
     assert "Both --system and --system-file were given." in capsys.readouterr().err
-    assert main(["generate", "Hi", "--system-file", str(tmp_path / "none")]) == 2
+    assert main(["generate", "-p", "Hi", "--system-file", str(tmp_path / "none")]) == 2
     assert "none cannot be read: No such file or directory." in capsys.readouterr().err
 
 
 def test_a_schema_may_stand_on_the_command_line(engine: TalkingEngine, tmp_path: Path) -> None:
     schema = '{"type": "integer"}'
-    assert main(["generate", "Hi", "--json-schema", schema]) == 0
+    assert main(["generate", "-p", "Hi", "--json-schema", schema]) == 0
     (tmp_path / "schema.json").write_text(schema)
-    assert main(["generate", "Hi", "--json-schema", str(tmp_path / "schema.json")]) == 0
+    assert main(["generate", "-p", "Hi", "--json-schema", str(tmp_path / "schema.json")]) == 0
     inline, from_file = (config.grammar for _, config, _ in engine.asked)
     assert inline == from_file
     assert inline is not None

@@ -3,9 +3,8 @@
     edgespec generate "Why is the sky blue?"
     edgespec generate big.gguf "Why is the sky blue?"
 
-An argument is a model if it is the path of a GGUF file, or can only be a model: it ends in .gguf, begins
-like a path, or is a catalog name or org/repo. Everything else is a prompt. What could be either is refused:
-a typo in a model's name must not become a question to another model.
+A single word is the name of a model, or refused: a typo must not become a question to another model. Text
+with spaces or punctuation is a prompt, unless it is the path of a GGUF file. `-p` takes any prompt.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import typer
 from edgespec.cli.completion import complete_model
 from edgespec.cli.options.declaration import option
 from edgespec.config import OPTIONS
-from edgespec.errors import UsageError, similar
+from edgespec.errors import UsageError
 from edgespec.files.user_folders import expanded
 
 FirstWord = Annotated[
@@ -46,8 +45,9 @@ NamedModel = Annotated[
     ),
 ]
 
-_SAY_WHICH = "Use --model NAME for a model, -p TEXT for a prompt."
+_HINT = "Use --model NAME for a model, -p TEXT for a prompt; a prompt of several words needs quotes."
 _PATH_STARTS = ("/", "./", "../", "~")
+_NAME = re.compile(r"[\w.+-][\w.@/+-]{0,200}(:[\w.-]+)?", re.ASCII)
 
 
 def words_of(first: str | None, more: Sequence[str] | None) -> list[str]:
@@ -67,87 +67,62 @@ def model_and_prompt(
         asks: whether the command takes a prompt this time; with --input it does not.
 
     Raises:
-        UsageError: there are too many arguments, or one could be either.
+        UsageError: there are too many arguments, or one names no model.
     """
-    open_places = (0 if model_is_given else 1) + (1 if prompt is None and asks else 0)
-    if len(words) > open_places:
-        raise _too_many(words, model_is_given=model_is_given, prompt=prompt, asks=asks)
-    if not words:
-        return model, prompt
-    if len(words) == 2:
-        if not is_model(words[0]):
-            raise UsageError(
-                f"There is no model '{_short(words[0])}'.",
-                "The model comes first, then the prompt. A prompt of several words needs quotes.",
-            )
-        return words[0], words[1]
-    if prompt is not None or not asks:
-        return words[0], prompt
-    if not model_is_given and is_model(words[0]):
-        return words[0], None
-    return model, words[0]
+    takes_prompt = prompt is None and asks
+    if len(words) > (not model_is_given) + takes_prompt:
+        raise _too_many(words, prompt=prompt, asks=asks)
+    match words:
+        case [name, text]:
+            if not is_model(name):
+                raise UsageError(f"There is no model '{_short(name)}'.", _HINT)
+            return name, text
+        case [word] if not takes_prompt or (not model_is_given and is_model(word)):
+            return word, prompt
+        case [word]:
+            return model, word
+    return model, prompt
 
 
 def is_model(word: str) -> bool:
     """True if an argument names a model, rather than being a prompt.
 
     Raises:
-        UsageError: it could be either.
+        UsageError: it is a single word that names none.
     """
     from edgespec.models.hub import catalog
+    from edgespec.models.hub.external import find_external
     from edgespec.models.hub.names import parse_hub_name
 
     path = expanded(word)
-    spaced = bool(re.search(r"\s", word))
-    is_file = _holds(path.is_file)
-    ends_as_model = word.lower().endswith(".gguf")
-    if is_file and (ends_as_model or _has_magic(path)):
+    spaced = not word or bool(re.search(r"\s", word))
+    if word.lower().endswith(".gguf"):
+        return not spaced or word.startswith(_PATH_STARTS) or _holds(path.is_file)
+    if _holds(lambda: _has_magic(path)):
         return True
-    if spaced or not word:
-        return ends_as_model and word.startswith(_PATH_STARTS)
-    if is_file:
-        raise UsageError(
-            f"'{word}' is a file, but not a GGUF model.",
-            f"To ask about it: edgespec generate -p TEXT <{word}. As a prompt of one word: -p {word}",
-        )
-    if _holds(path.is_dir) and catalog.models_in(path):
+    if spaced:
+        return False
+    if word.startswith(_PATH_STARTS) or _holds(lambda: path.is_dir() and bool(catalog.models_in(path))):
         return True
-    if ends_as_model or (word.startswith(_PATH_STARTS) and len(word) > 1):
+    if not _NAME.fullmatch(word):
+        return False
+    if catalog.entry_for(word) or parse_hub_name(word) or find_external(word):
         return True
-    name = word.partition(":")[0]
-    if catalog.entry_for(word) is not None or parse_hub_name(word) is not None:
-        return True
-    from edgespec.models.hub.external import find_external
-
-    if find_external(word) is not None:
-        return True
-    close = similar(name, catalog.names())
-    if not close and re.search(r"\d", word):  # a version or a size, as in gemma2 and qwen4:8b
-        close = catalog.close_names(word, 1)
-    if close:
-        raise UsageError(f"There is no model '{word}'. Did you mean {close[0]}?", _SAY_WHICH)
-    if _holds(path.is_dir) or re.fullmatch(r"[\w.-]+:[\w.-]+", word, re.ASCII):
-        raise UsageError(f"'{word}' could be a model or a prompt.", _SAY_WHICH)
-    return False
+    close = catalog.close_names(word, 1)
+    meant = f" Did you mean {close[0]}?" if close else ""
+    raise UsageError(f"There is no model '{word}'.{meant}", _HINT)
 
 
-def _too_many(words: Sequence[str], *, model_is_given: bool, prompt: str | None, asks: bool) -> UsageError:
+def _too_many(words: Sequence[str], *, prompt: str | None, asks: bool) -> UsageError:
     if not asks:
         return UsageError("Both a prompt and --input were given.", "Give one of them.")
     if prompt is not None:
-        extra = words[-1]
-        if len(words) == 2:
-            return UsageError(
-                f"Both --prompt and the prompt '{_short(extra)}' were given.", "Give one of them."
-            )
-        if model_is_given and len(words) == 1:
-            return UsageError(
-                f"Unexpected argument '{_short(extra)}': --model and --prompt are already given.",
-                "Leave it out.",
-            )
+        what = f"Both --prompt and the prompt '{_short(words[-1])}' were given."
+        return UsageError(what, "Give one of them.")
+    text = _short(" ".join(words))
     return UsageError(
-        f"Expected a model and a prompt, but got {len(words)} arguments: {_short(' '.join(words))}",
-        f'Put the prompt in quotes: "{_short(" ".join(words))}"',
+        f"Expected a model and a prompt, but got {len(words)} arguments: {text}",
+        f'Put the prompt in quotes: "{text}"',
     )
 
 
