@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import edgespec
-from edgespec.cli.conversation.attach import with_attachments
-from edgespec.cli.conversation.images import without_images
+from edgespec.cli.conversation.attach import with_attachments, without_images
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.sessions.file import SessionFile, remove_session, saved_sessions, sessions_folder

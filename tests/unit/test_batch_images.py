@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli.batch.input.input_file import summarize_input
+from edgespec.cli.batch.input_file import summarize_input
 from edgespec.cli.main import main
 from tests.tiny_images import png, write_projector
 from tests.unit.talking import TalkingEngine, records, write_lines

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.cli.batch.input.job import Job, Shard
+from edgespec.cli.batch.job import Job, Shard
 from edgespec.cli.main import main
 from edgespec.errors import UsageError
 from tests.tiny_adapters import write_adapter

@@ -16,8 +16,8 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from edgespec.cli.conversation.chat import Chat, _window
-from edgespec.cli.conversation.interactive import InteractiveChat, TypedKeyboard
-from edgespec.cli.conversation.plain_keyboard import join_lines
+from edgespec.cli.conversation.interactive import InteractiveChat
+from edgespec.cli.conversation.keyboard import TypedKeyboard, join_lines
 from edgespec.cli.main import main
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.terminal import Terminal

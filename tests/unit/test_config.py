@@ -185,7 +185,7 @@ def test_a_preset_goes_before_the_rest_of_the_file(
         ("pirat]\ntemperature = -1\n[chat", "--temperature must be from 0 to 100, not -1."),
     ],
 )
-@pytest.mark.parametrize("command", [["generate", "Hi"], ["serve", "--port", "0"]])
+@pytest.mark.parametrize("command", [["generate", "-p", "Hi"], ["serve", "--port", "0"]])
 def test_what_is_wrong_with_a_preset(
     command: list[str], table: str, message: str, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.conversation.greeting import greeting_line
+from edgespec.cli.conversation.welcome import greeting_line
 from edgespec.costs.curves import Curve
 from edgespec.costs.yields import expected_yields
 from edgespec.generation.result import MemoryUse

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli.batch.input.input_file import summarize_input
+from edgespec.cli.batch.input_file import summarize_input
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import UsageError

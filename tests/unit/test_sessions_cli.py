@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.conversation.slash.export import Transcript, export, export_path
+from edgespec.cli.conversation.export import Transcript, export, export_path
 from edgespec.cli.main import main
 from edgespec.engine.sessions.file import Conversation, SessionFile, sessions_folder
 from edgespec.errors import OutputError

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.cli.batch.formats import records
-from edgespec.cli.batch.output.merge import Merger
-from edgespec.cli.batch.output.result_file import ResultFile
+from edgespec.cli.batch.merge import Merger
+from edgespec.cli.batch.result_file import ResultFile, read_record
 from edgespec.cli.removal import plan_removal
 from edgespec.engine.sessions.file import Conversation, SessionFile, read_conversation, saved_sessions
 from edgespec.engine.sessions.session import Session
@@ -30,7 +29,7 @@ def result(number: int) -> dict[str, object]:
 def test_a_second_run_does_not_write_the_same_results(tmp_path: Path) -> None:
     path, link = tmp_path / "out.jsonl", tmp_path / "link.jsonl"
     link.symlink_to(path)
-    keys = [records.read_record(result(number)).key for number in (1, 2)]
+    keys = [read_record(result(number)).key for number in (1, 2)]
     with ResultFile(str(path)) as file:
         for name in (path, link):
             with pytest.raises(OutputError, match=IN_USE) as caught:

@@ -18,17 +18,14 @@ import typer
 
 from edgespec.api.completion_request import check_tokens, nth_config
 from edgespec.api.images import without_data
+from edgespec.cli.batch import openai_format
 from edgespec.cli.batch.answering import BatchRequests, answer_all, explained
-from edgespec.cli.batch.formats import openai_format
-from edgespec.cli.batch.formats.lines import read_jobs
-from edgespec.cli.batch.formats.records import Key
-from edgespec.cli.batch.input.input_file import Input, InputSummary, open_input, summarize_input
-from edgespec.cli.batch.input.job import Job, Shard
-from edgespec.cli.batch.input.job_queue import JobQueue
-from edgespec.cli.batch.output.pending import PendingResult, results_of
-from edgespec.cli.batch.output.result_file import ResultFile
-from edgespec.cli.batch.output.resume import EarlierAnswers
+from edgespec.cli.batch.input_file import Input, InputSummary, open_input, summarize_input
+from edgespec.cli.batch.job import Job, JobQueue, Shard
+from edgespec.cli.batch.lines import read_jobs
+from edgespec.cli.batch.pending import PendingResult, results_of
 from edgespec.cli.batch.progress import BatchProgress
+from edgespec.cli.batch.result_file import EarlierAnswers, Key, ResultFile
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.origin import ModelIdentity, Origin, model_identity
 from edgespec.cli.reloading import with_reloads

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.cli.interrupt import cancelling
+from edgespec.cli.options.common import ModelFlag, check_output
 from edgespec.cli.options.declaration import config_option, option, with_options
-from edgespec.cli.options.model_flag import ModelFlag
-from edgespec.cli.options.output import check_output
 from edgespec.cli.options.rows import check_no_model, form_and_file
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.screen.formatting import count

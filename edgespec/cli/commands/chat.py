@@ -11,23 +11,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.completion import complete_session
-from edgespec.cli.conversation.attach import Attachments, after_files, read_attachments
+from edgespec.cli.conversation.attach import (
+    Attachments,
+    ImageFiles,
+    after_files,
+    read_attachments,
+    read_images,
+)
 from edgespec.cli.conversation.changeable_model import ChangeableModel
 from edgespec.cli.conversation.chat import Chat
 from edgespec.cli.conversation.echo import without_echo
-from edgespec.cli.conversation.greeting import greeting
-from edgespec.cli.conversation.images import ImageFiles, read_images
-from edgespec.cli.conversation.interactive import InteractiveChat, Keyboard, TypedKeyboard
-from edgespec.cli.conversation.plain_keyboard import PlainKeyboard
-from edgespec.cli.conversation.slash.typed_chat import pending_question
-from edgespec.cli.conversation.welcome import announce_download, welcome
+from edgespec.cli.conversation.interactive import InteractiveChat
+from edgespec.cli.conversation.keyboard import Keyboard, PlainKeyboard, TypedKeyboard
+from edgespec.cli.conversation.slash import pending_question
+from edgespec.cli.conversation.welcome import announce_download, greeting, welcome
+from edgespec.cli.options.common import OutputOptions, Preset, SystemFile, system_prompt
 from edgespec.cli.options.declaration import config_option, is_on_command_line, option, with_options
-from edgespec.cli.options.output import OutputOptions
-from edgespec.cli.options.preset import Preset
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.prompt.positionals import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
 from edgespec.cli.prompt.standard_input import whole_prompt
-from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.cli.utf8 import as_text

@@ -12,8 +12,8 @@ import typer
 
 from edgespec.cli.commands.config import settings_problem
 from edgespec.cli.completion import complete_model
+from edgespec.cli.options.common import ModelFlag
 from edgespec.cli.options.declaration import option
-from edgespec.cli.options.model_flag import ModelFlag
 from edgespec.cli.screen.formatting import in_columns
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal

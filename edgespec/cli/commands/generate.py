@@ -14,22 +14,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.batch.formats.own_format import MAX_ANSWERS
-from edgespec.cli.batch.input.job import Shard
-from edgespec.cli.batch.output.result_file import ResultFile
+from edgespec.cli.batch.job import Shard
+from edgespec.cli.batch.own_format import MAX_ANSWERS
+from edgespec.cli.batch.result_file import ResultFile
 from edgespec.cli.batch.run import BatchRun, with_system
-from edgespec.cli.conversation.attach import Attachments, after_files, read_attachments
-from edgespec.cli.conversation.images import ImageFiles, after_images, digest_part, read_images
+from edgespec.cli.conversation.attach import (
+    Attachments,
+    ImageFiles,
+    after_files,
+    after_images,
+    digest_part,
+    read_attachments,
+    read_images,
+)
 from edgespec.cli.conversation.thoughts import ThoughtDisplay
 from edgespec.cli.interrupt import cancelling
+from edgespec.cli.options.common import OutputOptions, Preset, SystemFile, system_prompt
 from edgespec.cli.options.declaration import config_option, is_on_command_line, option, with_options
-from edgespec.cli.options.output import OutputOptions
-from edgespec.cli.options.preset import Preset
 from edgespec.cli.options.sampling import SamplingOptions, config_of_options
 from edgespec.cli.origin import ModelIdentity, Origin, model_identity
 from edgespec.cli.prompt.positionals import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
 from edgespec.cli.prompt.standard_input import whole_prompt
-from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.reloading import with_reloads
 from edgespec.cli.screen.results import ResultStream, WrittenText
 from edgespec.cli.screen.terminal import Terminal

@@ -50,7 +50,7 @@ def merge(
     for path in [*parts, Path(input_name)]:
         if output.exists() and path.exists() and output.samefile(path):
             raise UsageError(f"{output} is one of the input files.", "Give another name to --output.")
-    from edgespec.cli.batch.output.merge import Merger
+    from edgespec.cli.batch.merge import Merger
 
     terminal = Terminal(quiet=quiet)
     merged = Merger(parts, input_name, answers).write(output)

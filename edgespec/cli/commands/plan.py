@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from edgespec.cli.options.common import ModelFlag, OutputOptions
 from edgespec.cli.options.declaration import config_option, with_options
-from edgespec.cli.options.model_flag import ModelFlag
-from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.screen.plan_tables import embedder_table, plan_table, repository_table
 from edgespec.cli.screen.results import results

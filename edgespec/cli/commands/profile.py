@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgespec.cli.options.common import ModelFlag, OutputOptions
 from edgespec.cli.options.declaration import option, with_options
-from edgespec.cli.options.model_flag import ModelFlag
-from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal

@@ -11,12 +11,9 @@ import typer
 
 from edgespec.cli.conversation.settings import sampling_in_words
 from edgespec.cli.listening import is_local, listening, split_hosts
+from edgespec.cli.options.common import ModelFlag, OutputOptions, Preset, SystemFile, system_prompt
 from edgespec.cli.options.declaration import config_option, option, with_options
-from edgespec.cli.options.model_flag import ModelFlag
-from edgespec.cli.options.output import OutputOptions
-from edgespec.cli.options.preset import Preset
 from edgespec.cli.options.sampling import SamplingOptions
-from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import Config
 from edgespec.errors import UsageError

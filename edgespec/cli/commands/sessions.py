@@ -61,7 +61,7 @@ def show(
     ] = False,
 ) -> None:
     """Print a saved conversation as Markdown."""
-    from edgespec.cli.conversation.slash.export import Transcript
+    from edgespec.cli.conversation.export import Transcript
     from edgespec.engine.sessions.file import read_conversation
 
     saved = read_conversation(_existing(name))

@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from edgespec.cli.listening import cannot_listen
+from edgespec.cli.options.common import OutputOptions
 from edgespec.cli.options.declaration import config_option, option, with_options
-from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import Config

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from edgespec.cli.conversation import settings
 from edgespec.cli.conversation.echo import without_echo
-from edgespec.cli.conversation.greeting import expected
 from edgespec.cli.conversation.thoughts import ThoughtDisplay
+from edgespec.cli.conversation.welcome import expected
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.options.sampling import exact_contradicts
 from edgespec.cli.screen.formatting import count

@@ -3,93 +3,28 @@
 from __future__ import annotations
 
 import re
-import shutil
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from edgespec.cli.completion import Completer
-from edgespec.cli.conversation.attach import with_attachments
-from edgespec.cli.conversation.echo import suspend
-from edgespec.cli.conversation.editor import edit_message
-from edgespec.cli.conversation.images import without_images
-from edgespec.cli.conversation.slash.commands import ALIASES, SlashCommands
-from edgespec.cli.conversation.slash.typed_chat import TypedQuestion
+from edgespec.cli.conversation.attach import with_attachments, without_images
+from edgespec.cli.conversation.slash import ALIASES, TypedQuestion, SlashCommands
 from edgespec.cli.interrupt import Interruption
 from edgespec.cli.reloading import LOST
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.utf8 import as_text
 from edgespec.errors import ContextLengthError, EdgeSpecError
-from edgespec.files.user_folders import data_folder
 
 if TYPE_CHECKING:
-    from prompt_toolkit import PromptSession
-
-    from edgespec.cli.completion import Completion
     from edgespec.cli.conversation.changeable_model import ChangeableModel
     from edgespec.cli.conversation.chat import Chat
+    from edgespec.cli.conversation.keyboard import Keyboard
     from edgespec.images.parts import Image
 
-PROMPT = ">>> "
-HOW_TO_LEAVE = "Ctrl-D or /bye leaves."
-DISCARDED = "The unfinished message was discarded. "
-_QUOTES = '"""'
-_HINTS = ("Ask something; /help lists the commands", "Ask something, or /help")
 _FREE_CONTEXT = "/undo removes the last turn, /clear starts over, and --context sets a larger context."
 _IF_CUT_OFF = "/continue resumes it; /set max_tokens none lifts the limit."
-
-Complete = Callable[[str], list["Completion"]]
-
-
-class Keyboard(Protocol):
-    """The source of messages."""
-
-    def messages(self) -> Iterator[str]:
-        """The messages, until the end; a message may have several lines."""
-
-    def confirm(self, question: str) -> bool:
-        """True if the answer is yes."""
-
-
-class TypedKeyboard:
-    """A person at a terminal, with history, completion and editing.
-
-    Args:
-        complete: gives the completions for the text before the cursor.
-    """
-
-    def __init__(self, complete: Complete) -> None:
-        self._session = _prompt_session(complete)
-
-    def messages(self) -> Iterator[str]:
-        while True:
-            try:
-                text = unquoted(self._read_message())
-            except KeyboardInterrupt:
-                begun = "\n" in self._session.default_buffer.text
-                print(f"{DISCARDED if begun else ''}{HOW_TO_LEAVE}", file=sys.stderr)
-                continue
-            except EOFError:
-                return
-            if text.strip():
-                yield text
-
-    def confirm(self, question: str) -> bool:
-        from prompt_toolkit import prompt
-
-        try:
-            return is_yes(prompt(f"{question} [Y/n] "))
-        except (KeyboardInterrupt, EOFError):
-            return False
-
-    def _read_message(self) -> str:
-        from prompt_toolkit.formatted_text import FormattedText
-
-        room = shutil.get_terminal_size().columns - len(PROMPT)
-        hint = next((hint for hint in _HINTS if len(hint) < room), "")
-        return self._session.prompt(PROMPT, placeholder=FormattedText([("class:hint", hint)]))
 
 
 class InteractiveChat:
@@ -244,97 +179,3 @@ class InteractiveChat:
 
 def _names(images: Sequence[Image]) -> str:
     return ", ".join(image.name for image in images)
-
-
-def unfinished(text: str) -> str | None:
-    r"""The text to which the next line is appended; None if the message is complete."""
-    if text.lstrip().startswith(_QUOTES):
-        return None if _QUOTES in text.lstrip()[len(_QUOTES) :] else text + "\n"
-    return text[:-1] + "\n" if text.endswith("\\") else None
-
-
-def unquoted(text: str) -> str:
-    r"""A message without the `\"\"\"` around it, or before it if Ctrl-D ended it."""
-    if not text.lstrip().startswith(_QUOTES):
-        return text
-    return text.lstrip()[len(_QUOTES) :].replace(_QUOTES, "", 1).strip("\n")
-
-
-def is_yes(answer: str) -> bool:
-    """True if an answer to a question with `[Y/n]` is yes."""
-    return answer.strip().lower() in ("", "y", "yes")
-
-
-def _prompt_session(complete: Complete) -> PromptSession[str]:
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.application import get_app, run_in_terminal
-    from prompt_toolkit.completion import Completer, Completion
-    from prompt_toolkit.document import Document
-    from prompt_toolkit.filters import Condition
-    from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-    from prompt_toolkit.key_binding import KeyBindings
-    from prompt_toolkit.shortcuts import CompleteStyle
-    from prompt_toolkit.styles import Style
-
-    class Offers(Completer):
-        def get_completions(self, document: Document, _event: Any) -> Iterable[Completion]:
-            for offer in complete(document.text_before_cursor):
-                yield Completion(offer.text, -offer.replaces, display=offer.shown)
-
-    keys = KeyBindings()
-
-    @keys.add("enter")
-    def _send(event: Any) -> None:
-        buffer = event.current_buffer
-        begun = unfinished(buffer.text)
-        if begun is None:
-            buffer.validate_and_handle()
-        else:  # in the same buffer, so that the message is one entry of the history
-            buffer.document = Document(begun, len(begun))
-
-    @Condition
-    def is_open() -> bool:
-        buffer = get_app().current_buffer
-        return buffer.document.is_cursor_at_the_end and unfinished(buffer.text) is not None
-
-    @keys.add("c-d", filter=is_open)
-    def _send_open(event: Any) -> None:
-        event.current_buffer.validate_and_handle()
-
-    @keys.add("escape", "enter")
-    def _new_line(event: Any) -> None:
-        event.current_buffer.insert_text("\n")
-
-    @keys.add("c-x", "c-e")
-    @keys.add("c-g")
-    def _edit(event: Any) -> None:
-        event.app.create_background_task(edit_message(event.current_buffer))
-
-    @keys.add("c-z")
-    def _suspend(event: Any) -> None:
-        run_in_terminal(suspend)
-
-    history: History
-    try:
-        history = FileHistory(str(_history_file()))
-    except OSError:
-        history = InMemoryHistory()  # a home folder that cannot be written must not prevent a chat
-    return PromptSession(
-        history=history,
-        completer=Offers(),
-        complete_while_typing=False,
-        complete_style=CompleteStyle.READLINE_LIKE,
-        key_bindings=keys,
-        multiline=True,  # for pasted text and Alt-Enter; Enter sends
-        # Not before a line that is only wrapped.
-        prompt_continuation=lambda _width, _line, folded: "" if folded else "... ",
-        style=Style.from_dict({"hint": "ansibrightblack"}),
-    )
-
-
-def _history_file() -> Path:
-
-    path = data_folder() / "chat_history"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)
-    return path

@@ -1,4 +1,4 @@
-"""The lines before a chat: better models than the demo model, and how a model to download will run."""
+"""The lines before a chat: the loaded model, a model to download, and better ones than the demo model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from edgespec.units import readable, readable_rate
 
 if TYPE_CHECKING:
     from edgespec.config import Config
+    from edgespec.engine.engine import Engine
+    from edgespec.generation.result import MemoryUse
     from edgespec.planning.plan import Plan
+    from edgespec.planning.report.loaded import ExpectedSpeed
     from edgespec.planning.report.suggestion import Suggestion
     from edgespec.progress import Progress
 
@@ -114,3 +117,44 @@ def _suggestions() -> list[Suggestion]:
         return suggest(Resources.of_this_machine(ProfileStore()))
     except OSError:  # folders that cannot be read must not keep anybody from chatting
         return []
+
+
+def greeting(engine: Engine, temperature: float) -> str:
+    """One line about a loaded model."""
+    model, drafter = engine.target.model.path.stem, engine.drafter.name
+    return greeting_line(model, drafter, engine.memory, expected(engine, temperature))
+
+
+def expected(engine: Engine, temperature: float) -> ExpectedSpeed | None:
+    """The speed to expect of a loaded model; None if it is not known."""
+    if engine.keys is None:
+        return None
+    from edgespec.planning.report.loaded import expected_speed
+    from edgespec.profiles.store import ProfileStore
+
+    return expected_speed(engine.keys, engine.memory, temperature, ProfileStore())
+
+
+def greeting_line(model: str, drafter: str, memory: MemoryUse, speed: ExpectedSpeed | None) -> str:
+    """The line, from its facts.
+
+    Args:
+        drafter: "none" for plain decoding.
+        speed: None if it is not known.
+    """
+    drafted = "without a drafter" if drafter == "none" else f"drafted by {drafter}"
+    streamed = memory.streamed_bytes_per_pass
+    if streamed:
+        whole = memory.target_bytes
+        held = f"{readable(streamed)} of {readable(whole)} ({streamed / whole:.0%}) streamed per pass"
+    else:
+        held = f"{readable(memory.resident_bytes)} in memory" if memory.resident_bytes else "all in memory"
+    if memory.layers:
+        held += f", {memory.layers}"
+    figure = ""
+    if speed is not None:
+        figure = f"; about {readable_rate(speed.tokens_per_second, digits=2)}"
+        if drafter != "none" and not speed.drafted:
+            figure += " without drafts"
+    advice = f" {speed.advice}" if speed is not None and speed.advice else ""
+    return f"{model}, {drafted}, {held}{figure}.{advice}"

@@ -17,7 +17,7 @@ from edgespec.api.images import RequestImages
 from edgespec.api.limits import Limits
 from edgespec.api.refusals import refusal_for
 from edgespec.api.warnings import Warnings
-from edgespec.cli.batch.input.job import Job
+from edgespec.cli.batch.job import Job
 from edgespec.cli.origin import NO_ORIGIN, Origin
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig, shortened

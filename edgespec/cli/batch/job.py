@@ -1,9 +1,11 @@
-"""One line of a batch: what is asked, with which settings, or why it is invalid; and shares of all lines."""
+"""The lines of a batch: what each asks, which of them a run answers, and a queue of them."""
 
 from __future__ import annotations
 
+import queue
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,10 @@ from edgespec.generation.config import GenerationConfig
 
 if TYPE_CHECKING:
     from edgespec.text.encoding import Prompt
+
+
+_AHEAD = 64  # lines that are read from a pipe before they are needed
+_LOOK_S = 0.1  # how often it is checked whether waiting is to end
 
 
 @dataclass(frozen=True)
@@ -92,3 +98,56 @@ class Shard:
     def lines(self, total: int) -> int:
         """Number of its lines, of an input with `total` lines."""
         return len(range(self.number - 1, total, self.count))
+
+
+class JobQueue:
+    """The jobs of an input, one after the other, without waiting unless told to.
+
+    Args:
+        jobs: read in a thread of its own if `waits`.
+        waits: reading a line may take any time, because something else writes it.
+    """
+
+    def __init__(self, jobs: Iterator[Job], *, waits: bool) -> None:
+        self._jobs = jobs
+        self._ended = False
+        self._read: queue.Queue[Job | Exception | None] | None = None
+        self._next: Job | Exception | None = None
+        if waits:
+            self._read = queue.Queue(_AHEAD)
+            threading.Thread(target=self._read_all, args=(self._read,), daemon=True).start()
+
+    def take(self) -> Job | None:
+        """The next job; None if there is none now."""
+        if self._read is None:
+            return next(self._jobs, None)
+        item, self._next = self._next, None
+        if item is None and not self._ended:
+            try:
+                item = self._read.get_nowait()
+            except queue.Empty:
+                return None
+            self._ended = item is None
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def wait(self, stopped: Callable[[], bool]) -> bool:
+        """Wait for a job, or until `stopped`; False if there will be none."""
+        if self._read is None:
+            return False
+        while self._next is None and not self._ended and not stopped():
+            try:
+                self._next = self._read.get(timeout=_LOOK_S)
+            except queue.Empty:
+                continue
+            self._ended = self._next is None
+        return self._next is not None
+
+    def _read_all(self, read: queue.Queue[Job | Exception | None]) -> None:
+        try:
+            for job in self._jobs:
+                read.put(job)
+        except Exception as error:  # whatever it is, the thread that answers raises it
+            read.put(error)
+        read.put(None)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from edgespec.cli.batch.formats import own_format
-from edgespec.cli.batch.input.job import Job
+from edgespec.cli.batch import own_format
+from edgespec.cli.batch.job import Job
 from edgespec.cli.origin import NO_ORIGIN, Origin
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from edgespec.cli.batch.formats.lines import read_jobs
-from edgespec.cli.batch.formats.records import EarlierResult, Key, read_results
-from edgespec.cli.batch.input.input_file import open_input
-from edgespec.cli.batch.output.pending import results_of
+from edgespec.cli.batch.input_file import open_input
+from edgespec.cli.batch.lines import read_jobs
+from edgespec.cli.batch.pending import results_of
+from edgespec.cli.batch.result_file import EarlierResult, Key, read_results
 from edgespec.cli.origin import compact, models_of, same
 from edgespec.cli.screen.formatting import count
 from edgespec.errors import OutputError, UsageError

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgespec.cli.batch.formats import openai_format, own_format, score_format
-from edgespec.cli.batch.formats.records import Key, refused_key
-from edgespec.cli.batch.input.job import Job
+from edgespec.cli.batch import openai_format, own_format, score_format
+from edgespec.cli.batch.job import Job
+from edgespec.cli.batch.result_file import Key, refused_key
 from edgespec.cli.origin import Origin
 from edgespec.engine.requests import Request
 from edgespec.errors import EdgeSpecError

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.cli.batch.formats import openai_format, own_format, score_format
-from edgespec.cli.batch.input.job import Job
+from edgespec.cli.batch import openai_format, own_format, score_format
+from edgespec.cli.batch.job import Job
 from edgespec.cli.utf8 import decoded
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig, shortened

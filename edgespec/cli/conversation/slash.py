@@ -7,21 +7,23 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from edgespec.cli.completion import complete_model, paths
 from edgespec.cli.conversation import settings
 from edgespec.cli.conversation.attach import read_attachment
-from edgespec.cli.conversation.slash import clipboard
-from edgespec.cli.conversation.slash.export import Transcript, export, export_path
-from edgespec.cli.conversation.slash.model import ModelCommand
-from edgespec.cli.conversation.slash.rewriting import RewriteCommands
-from edgespec.cli.conversation.slash.typed_chat import TypedChat, pending_question
+from edgespec.cli.conversation.echo import with_shell_modes
+from edgespec.cli.conversation.editor import edited
+from edgespec.cli.conversation.export import Transcript, copy, export, export_path
 from edgespec.cli.screen.formatting import count, details
 from edgespec.errors import EdgeSpecError, SessionError, UsageError, did_you_mean
+from edgespec.units import readable
 
 if TYPE_CHECKING:
-    from edgespec.engine.sessions.session import Session
+    from edgespec.cli.conversation.changeable_model import ChangeableModel
+    from edgespec.cli.conversation.chat import Chat
+    from edgespec.engine.sessions.session import ResumedSession, Session
+    from edgespec.images.parts import Image
 
 ALIASES = {
     "/?": "/help",
@@ -39,19 +41,50 @@ _KEYS = (
 )
 
 
+class TypedQuestion(NamedTuple):
+    """A question, and the images that it is about."""
+
+    text: str
+    images: Sequence[Image] = ()
+
+
+def pending_question(resumed: ResumedSession | None) -> TypedQuestion | None:
+    """The question that a resumed conversation was left with, without an answer."""
+    if resumed is None or resumed.pending is None:
+        return None
+    return TypedQuestion(resumed.pending, resumed.pending_images)
+
+
+class TypedChat(Protocol):
+    """A chat at a terminal, as far as its commands need it; see `interactive.InteractiveChat`."""
+
+    chat: Chat
+    last_question: TypedQuestion | None
+    attached: list[tuple[Path, str]]
+    images: list[Image]
+    models: ChangeableModel | None
+
+    def answer(self, question: TypedQuestion) -> None:
+        """Answer a question."""
+
+    def continue_answer(self) -> None:
+        """Continue the last answer."""
+
+    def confirm(self, question: str) -> bool:
+        """True if the person says yes."""
+
+    def say(self, text: str) -> None:
+        """Print a note."""
+
+
 @dataclass(frozen=True)
 class SlashCommand:
-    """A slash command.
+    """A slash command."""
 
-    Attributes:
-        value: its value, as /help shows it; empty if it takes none.
-        offers: completions of the value.
-    """
-
-    value: str
+    value: str  # as /help shows it; empty if it takes none
     help: str
     run: Callable[[str], None]
-    offers: Callable[[str], Sequence[str]] | None = None
+    offers: Callable[[str], Sequence[str]] | None = None  # completions of the value
 
 
 class SlashCommands:
@@ -59,7 +92,6 @@ class SlashCommands:
 
     def __init__(self, chat: TypedChat) -> None:
         self._chat = chat
-        rewriting, models = RewriteCommands(chat), ModelCommand(chat)
         self._commands = {
             "/help": SlashCommand("", "this list", self._help),
             "/system": SlashCommand("[TEXT]", "set the system prompt, or show it", self._system),
@@ -70,16 +102,14 @@ class SlashCommands:
             "/file": SlashCommand("PATH", "attach a text file to the next question", self._file, paths),
             "/image": SlashCommand("PATH", "ask the next question about an image", self._image, paths),
             "/clear": SlashCommand("", "start over; a saved conversation is kept", self._clear),
-            "/undo": SlashCommand("", "remove the last question and its answer", rewriting.undo),
-            "/retry": SlashCommand("", "answer the last question again (/regenerate)", rewriting.retry),
+            "/undo": SlashCommand("", "remove the last question and its answer", self._undo),
+            "/retry": SlashCommand("", "answer the last question again (/regenerate)", self._retry),
             "/edit": SlashCommand(
-                "[TEXT]", "ask TEXT instead of the last question, or change it in an editor", rewriting.edit
+                "[TEXT]", "ask TEXT instead of the last question, or change it in an editor", self._edit
             ),
-            "/continue": SlashCommand(
-                "", "continue an answer that was cut off or stopped", rewriting.continue_answer
-            ),
+            "/continue": SlashCommand("", "continue an answer that was cut off or stopped", self._continue),
             "/model": SlashCommand(
-                "[NAME]", "switch to another model, or list the models here", models.change, complete_model
+                "[NAME]", "switch to another model, or list the models here", self._model, complete_model
             ),
             "/save": SlashCommand(
                 "NAME", "save the conversation now and after every turn", self._save, _sessions
@@ -286,6 +316,96 @@ class SlashCommands:
         export(path, Transcript(self._session.system, self._session.messages, model))
         self._chat.say(f"Wrote the conversation to {path}.")
 
+    def _undo(self, _rest: str) -> None:
+        """Remove the last question and its answer."""
+        self._chat.last_question = None
+        undone = self._chat.chat.undo()
+        self._chat.say("Removed the last turn." if undone else "Nothing to undo.")
+
+    def _retry(self, _rest: str) -> None:
+        """Answer the last question again."""
+        question = self._last_question()
+        if question is None:
+            self._chat.say("Nothing to retry.")
+            return
+        chat = self._chat.chat
+        before = self._session.messages[-1:]
+        answered = self._remove(question)
+        self._chat.answer(question)
+        config = chat.config
+        repeats = not config.draws or config.seed is not None
+        if answered and repeats and self._session.messages[-1:] == before:
+            vary = "/set temperature 0.7" if not config.draws else "/set seed random"
+            self._chat.say(f"The same answer again; {vary} varies it.")
+
+    def _edit(self, rest: str) -> None:
+        """Answer another question instead of the last one, which an editor opens if none is given."""
+        question = self._last_question()
+        if question is None:
+            self._chat.say("No question to edit.")
+            return
+        if rest:
+            self._remove(question)
+            self._chat.answer(question._replace(text=rest))
+            return
+        with with_shell_modes():
+            changed = edited(question.text)
+        if changed is None or not changed.strip() or changed == question.text:
+            self._chat.say("The question is unchanged.")
+            return
+        self._remove(question)
+        self._chat.say(f">>> {changed}")
+        self._chat.answer(question._replace(text=changed))
+
+    def _continue(self, _rest: str) -> None:
+        """Continue the last answer."""
+        if not self._session.messages:
+            raise UsageError("No answer to continue.", "Ask something first.")
+        self._chat.continue_answer()
+
+    def _last_question(self) -> TypedQuestion | None:
+        messages = self._session.messages
+        if self._chat.last_question is None and messages:
+            self._chat.last_question = _question(messages[-2])
+        return self._chat.last_question
+
+    def _remove(self, question: TypedQuestion) -> bool:
+        """Remove a question and its answer; False if it got none, and so was not kept."""
+        messages = self._session.messages
+        if messages and _question(messages[-2]) == question:
+            return self._chat.chat.undo()
+        return False
+
+    def _model(self, name: str) -> None:
+        """Switch to another model, or list the models here if none is named."""
+        if not name:
+            self._list_models()
+            return
+        models, chat = self._chat.models, self._chat.chat
+        if models is None:
+            raise UsageError("This chat cannot switch models.", "Start another chat.")
+        self._session.detach()
+        try:
+            models.replace_by(name.strip('"'))
+        except EdgeSpecError:
+            chat.use(models.engine, models.sampling)
+            raise
+        except BaseException:  # Ctrl-C, which stops the loading
+            if not models.engine.closed:
+                chat.use(models.engine, models.sampling)
+            raise
+        chat.use(models.engine, models.sampling)
+        reads = "; it will read the conversation with your next question" if self._session.messages else ""
+        self._chat.say(f"Switched to {chat.model_name}{reads}.")
+
+    def _list_models(self) -> None:
+        from edgespec.models.hub.inventory import local_models
+        from edgespec.models.hub.repository import Hub
+
+        self._chat.say(f"Current model: {self._chat.chat.description}.")
+        found = {model.name: readable(model.n_bytes) for model in local_models(Hub.without_token())}
+        self._chat.chat.terminal.rows(found)
+
     def _list_sessions(self, _rest: str) -> None:
         from edgespec.engine.sessions.file import saved_sessions
 
@@ -325,7 +445,7 @@ class SlashCommands:
         if not text:
             self._chat.say("Nothing to copy.")
             return
-        how = clipboard.copy(text, self._chat.chat.results)
+        how = copy(text, self._chat.chat.results)
         self._chat.say(f"Copied {count(len(text), 'character')} {how}.")
 
 
@@ -353,3 +473,7 @@ def _thinking(_typed: str) -> Sequence[str]:
 
 def _code(_typed: str) -> Sequence[str]:
     return ["code"]
+
+
+def _question(message: Mapping[str, Any]) -> TypedQuestion:
+    return TypedQuestion(message["content"], tuple(message.get("images", ())))

@@ -1,1 +1,0 @@
-"""The formats of lines and results: EdgeSpec's own, and that of OpenAI."""

@@ -1,1 +1,0 @@
-"""The results of a batch: wanted, written, resumed and merged."""
