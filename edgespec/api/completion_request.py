@@ -30,39 +30,25 @@ _TAG = ":latest"  # of a model's name, which Ollama's clients add
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A request for completions.
+    """A request for completions."""
 
-    Attributes:
-        chat: the prompts are messages to answer; otherwise texts to continue.
-        prompts: what is to be answered; several texts, or one conversation.
-        answers: how many to each.
-        with_usage: the last piece of a stream reports the usage.
-        with_speculation: the pieces of a stream report what was drafted and accepted.
-        model: the name by which the model was asked for; empty if it was not named, or by an unknown name.
-        warnings: what of the request has no effect, in sentences.
-        custom_tools: names of tools that take a text.
-        calls_function: a call is answered as `function_call`.
-        suffix: what stands behind the completion.
-        continues: the last message is the beginning of the answer.
-        echo: the prompt stands in front of the answer, with its log-probabilities if those are wanted.
-        echoed: these prompts, once they are tokens.
-    """
-
-    chat: bool
-    prompts: tuple[Prompt, ...]
+    chat: bool  # the prompts are messages to answer; otherwise texts to continue
+    prompts: tuple[Prompt, ...]  # what is to be answered; several texts, or one conversation
     config: GenerationConfig
-    answers: int
+    answers: int  # how many to each
     stream: bool
-    with_usage: bool
-    with_speculation: bool = False
+    with_usage: bool  # the last piece of a stream reports the usage
+    with_speculation: bool = False  # the pieces of a stream report what was drafted and accepted
+    # The name by which the model was asked for; empty if it was not named, or by an unknown name
     model: str = ""
-    warnings: Sequence[str] = ()
-    custom_tools: frozenset[str] = frozenset()
-    calls_function: bool = False
-    suffix: str = ""
-    continues: bool = False
+    warnings: Sequence[str] = ()  # what of the request has no effect, in sentences
+    custom_tools: frozenset[str] = frozenset()  # names of tools that take a text
+    calls_function: bool = False  # a call is answered as `function_call`
+    suffix: str = ""  # what stands behind the completion
+    continues: bool = False  # the last message is the beginning of the answer
+    # The prompt stands in front of the answer, with its log-probabilities if those are wanted
     echo: bool = False
-    echoed: tuple[EchoedPrompt, ...] = ()
+    echoed: tuple[EchoedPrompt, ...] = ()  # these prompts, once they are tokens
 
     @property
     def scores_prompts(self) -> bool:
@@ -145,19 +131,12 @@ class TextBody(CompletionFields, kw_only=True):
 
 @dataclass(frozen=True)
 class TranslatedRequest:
-    """A request of any API, as one of the OpenAI API.
+    """A request of any API, as one of the OpenAI API."""
 
-    Attributes:
-        fields: its fields; a `TextBody` unless it is for a chat.
-        messages: of a chat; their images are not read yet.
-        warnings: what of it has no effect; more are added.
-        context: what the endpoint needs to build the response, besides the request.
-    """
-
-    fields: CompletionFields
-    messages: list[Message] | None
-    warnings: Warnings
-    context: Any = None
+    fields: CompletionFields  # its fields; a `TextBody` unless it is for a chat
+    messages: list[Message] | None  # of a chat; their images are not read yet
+    warnings: Warnings  # what of it has no effect; more are added
+    context: Any = None  # what the endpoint needs to build the response, besides the request
 
 
 def translated(
@@ -167,9 +146,6 @@ def translated(
 
     Args:
         strict: refuse a field whose name is nearly that of another one, instead of a warning.
-
-    Raises:
-        UsageError: a field is missing, has another type, or is out of its range.
     """
     warnings = warnings or Warnings()
     if not chat:
@@ -194,9 +170,6 @@ def read_request(
         model: the model's name.
         aliases: its other names, which may be patterns such as "claude-*".
         images: reads those of the request; without it, they become notes.
-
-    Raises:
-        UsageError: a field has no meaning.
     """
     limits, fields, warnings = limits or Limits(), asked.fields, asked.warnings
     named = model_name(fields.model, (model, *aliases), warnings)
@@ -277,10 +250,6 @@ def check_size(prompt: Prompt, *, context: int, n_vocab: int, limits: Limits) ->
     Args:
         context: most tokens of prompt and answer together.
         n_vocab: the model's tokens are 0 .. n_vocab - 1.
-
-    Raises:
-        UsageError: it names tokens that the model does not have.
-        ContextLengthError: it is too long to fit, however it is tokenized.
     """
     texts = texts_of(prompt)
     if not texts:
@@ -293,11 +262,7 @@ def check_size(prompt: Prompt, *, context: int, n_vocab: int, limits: Limits) ->
 
 
 def check_tokens(prompt: Prompt, n_vocab: int) -> None:
-    """Refuse a prompt with tokens that the model does not have: others than 0 .. n_vocab - 1.
-
-    Raises:
-        UsageError: it has.
-    """
+    """Refuse a prompt with tokens that the model does not have: others than 0 .. n_vocab - 1."""
     for token in prompt:
         if isinstance(token, int) and not 0 <= token < n_vocab:
             raise UsageError(f"There is no token {shown(token)}.", f"Tokens are 0 to {n_vocab - 1}.")
@@ -327,11 +292,7 @@ def model_name(asked: str | None, names: Collection[str], warnings: Warnings) ->
 
 
 def inputs_of(name: str, given: Texts) -> list[str | list[int]]:
-    """The texts in a field, or lists of tokens.
-
-    Raises:
-        UsageError: there are none, one is empty, or some tokens are in no list.
-    """
+    """The texts in a field, or lists of tokens."""
     several = isinstance(given, list) and not all(isinstance(item, int) for item in given)
     inputs: Any = given if several else [given]
     if not all(item and isinstance(item, str | list) for item in inputs):
@@ -349,11 +310,7 @@ def _text_prompts(fields: TextBody) -> tuple[str | list[int], ...]:
 
 
 def _continues(fields: CompletionFields, messages: Sequence[Message]) -> bool:
-    """True if the last message is an assistant's, and not said to be complete.
-
-    Raises:
-        UsageError: there is none to continue, although the request says so.
-    """
+    """True if the last message is an assistant's, and not said to be complete."""
     last, wanted = messages[-1], fields.continue_final_message
     can = len(messages) > 1 and last["role"] == "assistant" and last["content"] and not last.get("tool_calls")
     if wanted is None:

@@ -101,11 +101,7 @@ Parts = Sequence[str | Part]
 
 
 def parts_of(content: object) -> list[str | Part]:
-    """The parts of a content. Results of tools that a client has not written out become JSON.
-
-    Raises:
-        UsageError: one has another form.
-    """
+    """The parts of a content. Results of tools that a client has not written out become JSON."""
     if content is None:
         return []
     parts = content if isinstance(content, list) else [content]

@@ -27,28 +27,15 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class EmbeddingRequest:
-    """A request for embeddings.
+    """A request for embeddings."""
 
-    Attributes:
-        inputs: texts, or tokens of the model.
-        model: the name by which the model was asked for; empty if it was by none.
-        dimensions: elements of an embedding; None leaves all.
-        truncate: cut inputs that are too long, instead of refusing them.
-        normalize: embeddings have length 1.
-        as_base64: embeddings are sent as base64 of their bytes.
-        warnings: what of it has no effect.
-
-    Raises:
-        UsageError: there are too many inputs.
-    """
-
-    inputs: tuple[Input, ...]
-    model: str = ""
-    dimensions: int | None = None
-    truncate: bool = False
-    normalize: bool = True
-    as_base64: bool = False
-    warnings: tuple[str, ...] = ()
+    inputs: tuple[Input, ...]  # texts, or tokens of the model
+    model: str = ""  # the name by which the model was asked for; empty if it was by none
+    dimensions: int | None = None  # elements of an embedding; None leaves all
+    truncate: bool = False  # cut inputs that are too long, instead of refusing them
+    normalize: bool = True  # embeddings have length 1
+    as_base64: bool = False  # embeddings are sent as base64 of their bytes
+    warnings: tuple[str, ...] = ()  # what of it has no effect
 
     def __post_init__(self) -> None:
         if len(self.inputs) > _MAX_INPUTS:
@@ -59,19 +46,12 @@ class EmbeddingRequest:
 
 @dataclass(frozen=True)
 class Embedded:
-    """The answer to a request for embeddings.
+    """The answer to a request for embeddings."""
 
-    Attributes:
-        model: the name of the model.
-        vectors: (inputs, elements).
-        tokens: of all inputs.
-        seconds: from the request's arrival to this answer.
-    """
-
-    model: str
-    vectors: Vectors
-    tokens: int
-    seconds: float
+    model: str  # the name of the model
+    vectors: Vectors  # (inputs, elements)
+    tokens: int  # of all inputs
+    seconds: float  # from the request's arrival to this answer
 
 
 class EmbeddingEndpoint(ABC):
@@ -84,9 +64,6 @@ class EmbeddingEndpoint(ABC):
         Args:
             names: the model's, the first one its own.
             width: elements of an embedding.
-
-        Raises:
-            UsageError: a field is missing, has another type, or is out of its range.
         """
 
     @abstractmethod

@@ -97,9 +97,6 @@ class PromptEndpoint(_EndpointBase):
 
         Args:
             warnings: gets what has no effect.
-
-        Raises:
-            UsageError: a field has another form, or is not supported here.
         """
 
     @abstractmethod

@@ -23,14 +23,11 @@ _FieldsT = TypeVar("_FieldsT", bound="Fields")
 
 
 class Fields(msgspec.Struct, kw_only=True):
-    """The fields of a request, or of an object in it whose unknown fields are named in a warning.
+    """The fields of a request, or of an object in it whose unknown fields are named in a warning."""
 
-    Attributes:
-        unsupported: fields that would change the answer, and the reason why they do not here.
-        without_effect: fields that clients send, and that change nothing about an answer here.
-    """
-
+    # Fields that would change the answer, and the reason why they do not here
     unsupported: ClassVar[Mapping[str, str]] = {}
+    # Fields that clients send, and that change nothing about an answer here
     without_effect: ClassVar[tuple[str, ...]] = ()
 
 
@@ -43,9 +40,6 @@ def read_fields(
         at: the name of the object; empty for the body of a request.
         warnings: gets the fields that have no effect.
         strict: refuse an unknown field whose name is nearly that of another one.
-
-    Raises:
-        UsageError: a field is missing, has another type, or is out of its range.
     """
     if not isinstance(given, dict):
         raise wrong(at, given, "an object") if at else UsageError("The body is not a JSON object.")
@@ -73,9 +67,6 @@ def converted(value: object, kind: type[_Type], at: str = "") -> _Type:
 
     Args:
         at: the name of the value in messages; empty for the body of a request.
-
-    Raises:
-        UsageError: it does not have this type.
     """
     try:
         return msgspec.convert(value, kind, str_keys=True)

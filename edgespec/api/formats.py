@@ -33,11 +33,7 @@ class ResponseFormat(SchemaFormat, kw_only=True):
 
 
 def read_format(asked: Settings, form: ResponseFormat | None, limits: Limits) -> Grammar | None:
-    """The grammar that is requested: by a format, or in the way of llama.cpp's server, vLLM or SGLang.
-
-    Raises:
-        UsageError: there are several, one is too long, or one cannot be enforced.
-    """
+    """The grammar that is requested: by a format, or in the way of llama.cpp's server, vLLM or SGLang."""
     wanted = asked.structured_outputs or StructuredOutputs()
     pattern = asked.guided_whitespace_pattern or wanted.whitespace_pattern
     if pattern is not None or wanted.structural_tag is not None:
@@ -66,11 +62,7 @@ def _schema(schema: Schema | str) -> Grammar:
 
 
 def _grammar(form: ResponseFormat) -> Grammar:
-    """The grammar of a format.
-
-    Raises:
-        UsageError: it cannot be enforced, or a part of it is missing.
-    """
+    """The grammar of a format."""
     if form.type == "grammar":
         if form.grammar is None:
             raise UsageError('Missing "response_format.grammar".')

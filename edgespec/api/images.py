@@ -91,9 +91,6 @@ def data_of(url: str, name: str, hint: str = DATA_URL) -> bytes:
     Args:
         name: what the image is called in messages.
         hint: how to send it.
-
-    Raises:
-        UsageError: it is another address, damaged, too large, or no image of a format that is read.
     """
     head, comma, data = url[:_HEAD].partition(",")
     scheme = head.partition(":")[0].lower()

@@ -62,11 +62,7 @@ ChatMessages = Annotated[list[ChatMessage], Meta(min_length=1)]
 
 
 def read_messages(given: Sequence[ChatMessage], warnings: Warnings) -> list[Message]:
-    """The messages of a conversation, without header lines in front of its system prompt.
-
-    Raises:
-        UsageError: a content or a call has another form.
-    """
+    """The messages of a conversation, without header lines in front of its system prompt."""
     contents = [parts_of(message.content) for message in given]
     if given[0].role in ("system", "developer"):
         kept = without_header_lines(contents[0], warnings)

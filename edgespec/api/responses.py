@@ -104,15 +104,10 @@ class ResponsesBody(SettingsWithTools, kw_only=True):
 
 @dataclass(frozen=True)
 class ResponseContext:
-    """The parts of a request that its response needs, besides the prompt.
+    """The parts of a request that its response needs, besides the prompt."""
 
-    Attributes:
-        previous: the id of the response that is continued.
-        asked: what the store keeps of the request; None if the response is not to be kept.
-    """
-
-    previous: str | None
-    asked: bytes | None
+    previous: str | None  # the id of the response that is continued
+    asked: bytes | None  # what the store keeps of the request; None if the response is not to be kept
 
 
 def as_chat(body: object, warnings: Warnings, store: ResponseStore) -> TranslatedRequest:

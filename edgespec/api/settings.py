@@ -126,11 +126,7 @@ class Settings(Sampling):
         return kind(**{name: getattr(self, name) for name in same} | more)
 
     def config(self, defaults: GenerationConfig, limits: Limits, warnings: Warnings) -> GenerationConfig:
-        """These settings, and others from `defaults`.
-
-        Raises:
-            UsageError: a value is out of its range.
-        """
+        """These settings, and others from `defaults`."""
         changes = self.given()
         if changes.get("max_tokens", 0) < 0:  # the server's own limit holds, as in llama.cpp's
             del changes["max_tokens"]

@@ -12,17 +12,11 @@ from edgespec.generation.result import TokenLogprob
 
 @dataclass(frozen=True)
 class EchoedPrompt:
-    """A prompt that is to stand in front of the text.
+    """A prompt that is to stand in front of the text."""
 
-    Attributes:
-        text: as it was sent, or as its tokens spell it.
-        first: the spelling of its first token, which has no log-probability.
-        first_is_bos: whether that is the begin-of-text token, which is no part of the text.
-    """
-
-    text: str
-    first: bytes
-    first_is_bos: bool
+    text: str  # as it was sent, or as its tokens spell it
+    first: bytes  # the spelling of its first token, which has no log-probability
+    first_is_bos: bool  # whether that is the begin-of-text token, which is no part of the text
 
 
 class TextLogprobs:

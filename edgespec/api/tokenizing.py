@@ -41,13 +41,7 @@ class DetokenizeBody(Fields):
 
 
 def tokenized(body: object, engine: Engine, limits: Limits) -> Event:
-    """The tokens of a text, or of chat messages; ids below zero stand for the rows of images.
-
-    Raises:
-        UsageError: there is no text, or a field has another type.
-        ContextLengthError: the text is far longer than the context.
-        TemplateError: the chat template does not take the messages.
-    """
+    """The tokens of a text, or of chat messages; ids below zero stand for the rows of images."""
     vocabulary, warnings = engine.target.model.vocabulary, Warnings()
     fields = read_fields(body, TokenizeBody, warnings)
     if fields.messages is not None:
@@ -77,11 +71,7 @@ def tokenized(body: object, engine: Engine, limits: Limits) -> Event:
 
 
 def detokenized(body: object, engine: Engine, limits: Limits) -> Event:
-    """The text of tokens.
-
-    Raises:
-        UsageError: there are none, or the model does not have one of them.
-    """
+    """The text of tokens."""
     tokens = read_fields(body, DetokenizeBody, Warnings()).tokens
     vocabulary = engine.target.model.vocabulary
     check_tokens(tokens, vocabulary.n_tokens)

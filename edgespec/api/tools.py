@@ -89,9 +89,6 @@ def read_tools(
 
     Returns:
         Settings for GenerationConfig, and the names of tools that take a text instead of arguments.
-
-    Raises:
-        UsageError: one has no valid name, or together they are too long.
     """
     given, custom = asked.tools, set()
     if asked.functions and not given:
@@ -169,9 +166,6 @@ def _chosen(
 
     Args:
         were_given: the request had tools, of which some may have been left out.
-
-    Raises:
-        UsageError: it is none, or names what is no tool.
     """
     if choice is None or choice in ("auto", "none"):
         return choice or "auto", tools

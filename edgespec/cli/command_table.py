@@ -21,23 +21,14 @@ _SHORT_FORMS = "Short forms, as in ollama"
 
 @dataclass(frozen=True)
 class Command:
-    """A command, or a group of commands.
+    """A command, or a group of commands."""
 
-    Attributes:
-        module: in `edgespec.cli.commands`.
-        name: of the function, or of the Typer app, in it.
-        summary: the first line of its help.
-        examples: command lines to try.
-        panel: the heading under which it is listed.
-        is_other_name: whether the function has another summary, under its first name.
-    """
-
-    module: str
-    name: str
-    summary: str
-    examples: tuple[str, ...] = ()
-    panel: str | None = None
-    is_other_name: bool = False
+    module: str  # in `edgespec.cli.commands`
+    name: str  # of the function, or of the Typer app, in it
+    summary: str  # the first line of its help
+    examples: tuple[str, ...] = ()  # command lines to try
+    panel: str | None = None  # the heading under which it is listed
+    is_other_name: bool = False  # whether the function has another summary, under its first name
 
     def load(self, called: str) -> Any:
         """Import the command, under the name that it is called by."""

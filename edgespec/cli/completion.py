@@ -14,17 +14,11 @@ _PATH_AT_END = re.compile(r'(?:^|\s)@("?)([^"\s]*|(?<=")[^"]*)$')
 
 @dataclass(frozen=True)
 class Completion:
-    """One completion.
+    """One completion."""
 
-    Attributes:
-        text: what is inserted.
-        replaces: how many characters before the cursor it replaces.
-        shown: what is listed.
-    """
-
-    text: str
-    replaces: int
-    shown: str
+    text: str  # what is inserted
+    replaces: int  # how many characters before the cursor it replaces
+    shown: str  # what is listed
 
 
 class Completer:

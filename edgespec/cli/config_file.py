@@ -70,11 +70,7 @@ def is_named() -> bool:
 
 
 def use_models_folder() -> None:
-    """Set EDGESPEC_MODELS_FOLDER to the folders in the file, unless it is set.
-
-    Raises:
-        UsageError: as `read_config`, or the value is neither a text nor a list of texts.
-    """
+    """Set EDGESPEC_MODELS_FOLDER to the folders in the file, unless it is set."""
     if FOLDERS in os.environ:
         return
     folders = models_folders(read_config(config_path()))
@@ -105,11 +101,7 @@ def presets(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The values in the file; empty if there is none.
-
-    Raises:
-        UsageError: it cannot be read, is not TOML, or is named by EDGESPEC_CONFIG and does not exist.
-    """
+    """The values in the file; empty if there is none."""
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:

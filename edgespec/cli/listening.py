@@ -25,11 +25,7 @@ def cannot_listen(host: str, port: int, error: OSError, hint: str) -> UsageError
 
 
 def split_hosts(text: str) -> list[str]:
-    """The addresses in a list with commas; those of IPv6 may have brackets.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The addresses in a list with commas; those of IPv6 may have brackets."""
     hosts = [host.strip().removeprefix("[").removesuffix("]") for host in text.split(",")]
     if not all(hosts):
         raise UsageError("--host has an empty address.", "Give addresses, separated by commas.")
@@ -57,11 +53,7 @@ def is_local(host: str) -> bool:
 
 @contextmanager
 def listening(hosts: list[str], port: int) -> Iterator[list[socket.socket]]:
-    """Listen on addresses, all with the same port; 0 is one that is free.
-
-    Raises:
-        UsageError: an address cannot be used.
-    """
+    """Listen on addresses, all with the same port; 0 is one that is free."""
     with ExitStack() as stack:
         listeners: list[socket.socket] = []
         for host in hosts:

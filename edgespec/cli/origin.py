@@ -49,18 +49,12 @@ class ModelIdentity:
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of an answer.
-
-    Attributes:
-        prompt: a hash of the prompt, the system prompt included.
-        settings: those that are not the defaults, by name.
-        about_images: the prompt has images.
-    """
+    """The origin of an answer."""
 
     model: ModelIdentity
-    prompt: str
-    settings: Mapping[str, Any]
-    about_images: bool = False
+    prompt: str  # a hash of the prompt, the system prompt included
+    settings: Mapping[str, Any]  # those that are not the defaults, by name
+    about_images: bool = False  # the prompt has images
 
     @classmethod
     def of(

@@ -15,11 +15,7 @@ UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def read_text(name: str) -> str:
-    """The content of a text file, without a byte order mark. A shell's `<(command)` is a file, too.
-
-    Raises:
-        UsageError: it cannot be read, is too large, or is not text.
-    """
+    """The content of a text file, without a byte order mark. A shell's `<(command)` is a file, too."""
     path = expanded(name)
     try:
         mode = path.stat().st_mode

@@ -45,28 +45,19 @@ _MAX_WITH_IMAGES = 16  # requests whose images were read and that are not answer
 
 @dataclass
 class _Exchange:
-    """A request that was received, and its answers so far.
-
-    Attributes:
-        endpoint: where it came to.
-        raw: the answer continues a text.
-        prompts: the tokens of each prompt.
-        model: the one whose tokens these are.
-        context: what the endpoint needs to build the response.
-        begun: the answer that is continued, if the prompt ends with the tokens that the model wrote.
-        images: those in the prompts, which the engine knows for as long as they are held.
-        owner: who asks.
-    """
+    """A request that was received, and its answers so far."""
 
     request: CompletionRequest
-    endpoint: PromptEndpoint
-    raw: bool
-    prompts: list[list[int]]
-    model: ServedModel
-    context: Any = None
+    endpoint: PromptEndpoint  # where it came to
+    raw: bool  # the answer continues a text
+    prompts: list[list[int]]  # the tokens of each prompt
+    model: ServedModel  # the one whose tokens these are
+    context: Any = None  # what the endpoint needs to build the response
+    # The answer that is continued, if the prompt ends with the tokens that the model wrote
     begun: WrittenAnswer | None = None
+    # Those in the prompts, which the engine knows for as long as they are held
     images: Sequence[PlacedImage] = ()
-    owner: bytes = b""
+    owner: bytes = b""  # who asks
     answers: list[Generation] = field(default_factory=list)
     _done: dict[int, Generation] = field(default_factory=dict, init=False)
 

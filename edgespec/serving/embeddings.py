@@ -28,11 +28,7 @@ _LOOKED_AT = 512  # sequences that may share the next pass
 
 
 class ServedEmbedder:
-    """A loaded embedding model; closes it if the description cannot be made.
-
-    Raises:
-        ModelFileError: its file is gone, or was damaged in the meantime.
-    """
+    """A loaded embedding model; closes it if the description cannot be made."""
 
     def __init__(self, embedder: Embedder) -> None:
         self.embedder = embedder
@@ -53,15 +49,10 @@ class ServedEmbedder:
 
 @dataclass(eq=False, kw_only=True)
 class PendingEmbeddings(Pending[Vectors]):
-    """The embeddings of a request.
+    """The embeddings of a request."""
 
-    Attributes:
-        sequences: the tokens of its inputs.
-        vectors: their embeddings so far, in that order.
-    """
-
-    sequences: list[list[int]]
-    vectors: list[Vectors] = field(default_factory=list)
+    sequences: list[list[int]]  # the tokens of its inputs
+    vectors: list[Vectors] = field(default_factory=list)  # their embeddings so far, in that order
 
     @property
     def left(self) -> list[tuple[PendingEmbeddings, list[int]]]:

@@ -20,16 +20,11 @@ _TELL_EVERY_S = 1.0
 
 @dataclass(frozen=True)
 class PrefillProgress:
-    """The progress of reading a prompt.
+    """The progress of reading a prompt."""
 
-    Attributes:
-        read: tokens that were read so far, of `total`.
-        seconds: since the reading began.
-    """
-
-    read: int
+    read: int  # tokens that were read so far, of `total`
     total: int
-    seconds: float
+    seconds: float  # since the reading began
 
     @property
     def seconds_left(self) -> float:

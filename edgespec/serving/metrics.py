@@ -27,18 +27,12 @@ _LATENCIES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 30
 
 @dataclass
 class TrafficSums:
-    """Sums over some seconds.
-
-    Attributes:
-        sequences: answers extended, summed over the passes.
-        tokens: of answers.
-        disk_bytes: of weights read from disk.
-    """
+    """Sums over some seconds."""
 
     passes: int = 0
-    sequences: int = 0
-    tokens: int = 0
-    disk_bytes: int = 0
+    sequences: int = 0  # answers extended, summed over the passes
+    tokens: int = 0  # of answers
+    disk_bytes: int = 0  # of weights read from disk
 
     def add(self, other: TrafficSums) -> None:
         """Add what happened in other seconds."""

@@ -31,13 +31,9 @@ _IDLE_S = 1.0  # after which free memory goes back to the system
 
 
 class Served(Protocol):
-    """A loaded model.
+    """A loaded model."""
 
-    Attributes:
-        card: the description of its files.
-    """
-
-    card: ModelCard
+    card: ModelCard  # the description of its files
 
     def cancel(self) -> None:
         """End what is being computed."""
@@ -75,18 +71,13 @@ Result = TypeVar("Result")
 
 @dataclass(eq=False, kw_only=True)
 class Pending(Generic[Result]):
-    """Something that a client is waiting for.
+    """Something that a client is waiting for."""
 
-    Attributes:
-        slot: of the request, which may have asked for several answers.
-        cancelled: whether the client is no longer waiting.
-        asked_at: when it was put into the queue, by the monotonic clock.
-    """
-
-    slot: QueueSlot
-    cancelled: bool = field(default=False, init=False)
+    slot: QueueSlot  # of the request, which may have asked for several answers
+    cancelled: bool = field(default=False, init=False)  # whether the client is no longer waiting
     events: asyncio.Queue[Result | Exception | None] = field(default_factory=asyncio.Queue, init=False)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop, init=False)
+    # When it was put into the queue, by the monotonic clock
     asked_at: float = field(default_factory=time.monotonic, init=False)
 
     def cancel(self) -> None:

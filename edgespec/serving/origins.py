@@ -119,11 +119,7 @@ def _parts(origin: str) -> tuple[str, str, int] | None:
 
 
 def checked_origin(origin: str) -> str:
-    """The value of --cors as browsers write it.
-
-    Raises:
-        UsageError: it is neither an origin nor *.
-    """
+    """The value of --cors as browsers write it."""
     parts = _parts(origin)
     if origin == ANY:
         return origin

@@ -24,11 +24,6 @@ def encoded_prompts(
 
     Args:
         warnings: gets what the model cannot do.
-
-    Raises:
-        UsageError: a prompt has a token that the model does not have, or is empty.
-        TemplateError: the chat template does not take the messages.
-        ContextLengthError: a prompt does not fit the context.
     """
     engine = served.engine
     vocabulary, config = engine.target.model.vocabulary, request.config

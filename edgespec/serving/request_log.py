@@ -98,9 +98,6 @@ def request_logger(file: Path | None, show: Callable[[str], None] | None) -> log
     Args:
         file: where JSON lines are appended; None for nowhere.
         show: called with each entry as a line of text; None for nobody.
-
-    Raises:
-        OutputError: the file cannot be written.
     """
     logger = logging.Logger("requests")
     if show is not None:

@@ -18,9 +18,6 @@ class ServedModel:
     Attributes:
         card: the description of its files, as they were when it was loaded.
         written: the answers that it wrote, as its own tokens.
-
-    Raises:
-        ModelFileError: its file is gone, or was damaged in the meantime.
     """
 
     def __init__(self, engine: Engine, defaults: GenerationConfig) -> None:

@@ -63,24 +63,16 @@ _LOCAL_SETTINGS = {
 
 @dataclass(frozen=True)
 class RayAddress:
-    """The value of `--ray`.
+    """The value of `--ray`."""
 
-    Attributes:
-        address: as Ray takes it: HOST:PORT, or "auto" for the cluster that this machine belongs to. "local"
-            starts one here, for this run only.
-        engines: how many to load on each node.
-    """
-
+    # As Ray takes it: HOST:PORT, or "auto" for the cluster that this machine belongs to. "local" starts one
+    # here, for this run only.
     address: str
-    engines: int = 1
+    engines: int = 1  # how many to load on each node
 
     @classmethod
     def parse(cls, text: str) -> RayAddress:
-        """The address that people write as "local", "local:2", "auto" or "10.0.0.1:6379".
-
-        Raises:
-            UsageError: it is something else.
-        """
+        """The address that people write as "local", "local:2", "auto" or "10.0.0.1:6379"."""
         text = text.strip()
         if local := re.fullmatch(r"local(?::(\d{1,2}))?", text, re.ASCII):
             if not 1 <= (engines := int(local[1] or 1)) <= _MAX_ENGINES:
@@ -95,19 +87,13 @@ class RayAddress:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """An engine's results for a request.
-
-    Attributes:
-        error: why there is no answer.
-        is_fatal: the engine could not be loaded.
-        model: the one that is loaded there.
-    """
+    """An engine's results for a request."""
 
     node: str
     answer: Generation | None = None
-    error: EdgeSpecError | None = None
-    is_fatal: bool = False
-    model: ModelIdentity = field(default_factory=ModelIdentity)
+    error: EdgeSpecError | None = None  # why there is no answer
+    is_fatal: bool = False  # the engine could not be loaded
+    model: ModelIdentity = field(default_factory=ModelIdentity)  # the one that is loaded there
 
 
 class _NodeEngine:
@@ -199,11 +185,7 @@ class Cluster:
         self._reason = ""  # of the latest failure of Ray
 
     def stream_many(self, source: RequestSource, *, parallel: int | None = None) -> Iterator[Event]:
-        """Answer many requests; an answer comes as one piece, when it is finished.
-
-        Raises:
-            EdgeSpecError: a node cannot load the model, or has another one.
-        """
+        """Answer many requests; an answer comes as one piece, when it is finished."""
         while left := dict(enumerate(_all(source))):
             for lost in range(_MAX_LOSSES):
                 if lost:
@@ -304,10 +286,6 @@ def open_cluster(address: RayAddress, loading: Config, terminal: Terminal) -> It
 
     What Ray prints on standard output is discarded, as that is for results; so whoever writes there must
     have taken hold of `sys.stdout` before.
-
-    Raises:
-        UsageError: Ray is not installed.
-        EdgeSpecError: there is no cluster at that address, or it cannot be joined or started.
     """
     is_local = address.address == "local"
     with ExitStack() as stack:

@@ -35,17 +35,11 @@ _PRETTY = re.compile(rb'\{[^\S\n]*\n\s*"')
 
 @dataclass(frozen=True)
 class Input:
-    """An open input.
+    """An open input."""
 
-    Attributes:
-        lines: a JSON object each, if they are valid.
-        waits: reading may wait for somebody to write.
-        is_empty: there is nothing in it.
-    """
-
-    lines: Iterable[bytes]
-    waits: bool
-    is_empty: bool
+    lines: Iterable[bytes]  # a JSON object each, if they are valid
+    waits: bool  # reading may wait for somebody to write
+    is_empty: bool  # there is nothing in it
 
 
 @contextmanager
@@ -139,18 +133,13 @@ def _as_line(item: Any) -> bytes:
 
 @dataclass(frozen=True)
 class InputSummary:
-    """Facts about an input that are known before its lines are parsed.
+    """Facts about an input that are known before its lines are parsed."""
 
-    Attributes:
-        lines: that are not blank; 0 if the input is not a file.
-        prompt_tokens: of a usual line, estimated from the beginning of the file; None if it is not a file.
-            How many tokens prompts really have is only known with the model.
-        has_images: lines name images; False if the input is not a file.
-    """
-
-    lines: int = 0
+    lines: int = 0  # that are not blank; 0 if the input is not a file
+    # Of a usual line, estimated from the beginning of the file; None if it is not a file. How many tokens
+    # prompts really have is only known with the model.
     prompt_tokens: int | None = None
-    has_images: bool = False
+    has_images: bool = False  # lines name images; False if the input is not a file
 
     def usual_tokens(self, max_tokens: int) -> int | None:
         """Estimate the tokens of a line's prompt and answer together; None if the input is not a file."""
@@ -158,11 +147,7 @@ class InputSummary:
 
 
 def summarize_input(name: str) -> InputSummary:
-    """Read an input once, if it is a file.
-
-    Raises:
-        UsageError: as `open_input`.
-    """
+    """Read an input once, if it is a file."""
     if not Path(name).is_file():
         return InputSummary()
     count = sampled = sampled_bytes = passed = 0

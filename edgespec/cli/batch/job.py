@@ -23,40 +23,27 @@ _LOOK_S = 0.1  # how often it is checked whether waiting is to end
 
 @dataclass(frozen=True)
 class Job:
-    """One input line.
+    """One input line."""
 
-    Attributes:
-        line: its number, from 1.
-        identifier: its "id" or "custom_id", or else the line number.
-        prompt: None if the line could not be read.
-        config: the command's settings with those that the line overrides.
-        answers: its "n"; None if it has none.
-        endpoint: the path of the OpenAI API that it asks; None if it is in EdgeSpec's own format.
-        error: why the line is invalid; empty if it is valid.
-        duplicate_of: the earlier line with the same id; 0 if there is none.
-        warnings: what of the line has no effect, in sentences.
-        scored: the texts after the prompt that are to be scored, or none to score the prompt itself; None if
-            the line asks for an answer.
-        choices_given: the line has them as a list of choices.
-        shown: the prompt as results show it, where images are part of it.
-        images: the images before the prompt as results show them: paths, and hashes of data.
-        columns: fields that have no effect, which results keep.
-    """
-
-    line: int
-    identifier: str | int
-    prompt: Prompt | None = None
+    line: int  # its number, from 1
+    identifier: str | int  # its "id" or "custom_id", or else the line number
+    prompt: Prompt | None = None  # None if the line could not be read
+    # The command's settings with those that the line overrides
     config: GenerationConfig = field(default_factory=GenerationConfig)
-    answers: int | None = None
+    answers: int | None = None  # its "n"; None if it has none
+    # The path of the OpenAI API that it asks; None if it is in EdgeSpec's own format
     endpoint: str | None = None
-    error: str = ""
-    duplicate_of: int = 0
-    warnings: tuple[str, ...] = ()
+    error: str = ""  # why the line is invalid; empty if it is valid
+    duplicate_of: int = 0  # the earlier line with the same id; 0 if there is none
+    warnings: tuple[str, ...] = ()  # what of the line has no effect, in sentences
+    # The texts after the prompt that are to be scored, or none to score the prompt itself; None if the line
+    # asks for an answer
     scored: tuple[str, ...] | None = None
-    choices_given: bool = False
-    shown: Prompt | None = None
+    choices_given: bool = False  # the line has them as a list of choices
+    shown: Prompt | None = None  # the prompt as results show it, where images are part of it
+    # The images before the prompt as results show them: paths, and hashes of data
     images: tuple[str, ...] = ()
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)  # fields that have no effect, which results keep
 
     @property
     def kept(self) -> dict[str, Any]:
@@ -76,11 +63,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """The shard that people write as "2/8".
-
-        Raises:
-            UsageError: it is something else.
-        """
+        """The shard that people write as "2/8"."""
         found = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text, re.ASCII)
         if found is None:
             raise UsageError(

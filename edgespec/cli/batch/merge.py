@@ -70,13 +70,7 @@ class Merger:
     _found: dict[Key, _FoundResult] = field(default_factory=dict)
 
     def write(self, output: Path) -> MergeResult:
-        """Write the joined file, whole or not at all.
-
-        Raises:
-            UsageError: a result is missing, or answers to one line, or by different models, contradict each
-                other.
-            OutputError: a file cannot be read or written, or holds something other than results.
-        """
+        """Write the joined file, whole or not at all."""
         with writing_to(output, "Give another name."), only_writer(output):
             return self._write(output)
 

@@ -115,9 +115,6 @@ def take_columns(values: dict[str, Any], known: Collection[str]) -> dict[str, An
 
     Returns:
         The former.
-
-    Raises:
-        UsageError: one may be a slip of another name, or asks for what only lines in OpenAI's format have.
     """
     columns = {name: values.pop(name) for name in list(values) if name not in known}
     for name in columns:
@@ -242,11 +239,7 @@ class LineImages:
         self._count = 0
 
     def part(self, source: object) -> dict[str, Any]:
-        """The image with that path or data URL, as part of a message, with the hash of its bytes.
-
-        Raises:
-            UsageError: it cannot be read, or is at another address.
-        """
+        """The image with that path or data URL, as part of a message, with the hash of its bytes."""
         self._count += 1
         name = f"Image {self._count}"
         if not isinstance(source, str) or not source:

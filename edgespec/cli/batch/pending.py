@@ -17,25 +17,16 @@ from edgespec.generation.result import Generation
 
 @dataclass(eq=False)
 class PendingResult:
-    """A result that is wanted: one answer to a line, or in OpenAI's format all of them.
-
-    Attributes:
-        origin: None if the line is invalid.
-        place: its number among all results of this run, from 0.
-        indices: those of its answers among all answers to the line.
-        several: whether the line has more than one answer.
-        requests: what the engine was asked so far.
-        closed: there is nothing more to wait for: it is complete, failed or interrupted.
-    """
+    """A result that is wanted: one answer to a line, or in OpenAI's format all of them."""
 
     job: Job
     key: Key
-    origin: Origin | None
-    place: int
-    indices: range
-    several: bool
-    requests: list[Request] = field(default_factory=list)
-    closed: bool = False
+    origin: Origin | None  # None if the line is invalid
+    place: int  # its number among all results of this run, from 0
+    indices: range  # those of its answers among all answers to the line
+    several: bool  # whether the line has more than one answer
+    requests: list[Request] = field(default_factory=list)  # what the engine was asked so far
+    closed: bool = False  # there is nothing more to wait for: it is complete, failed or interrupted
     _answers: dict[int, Generation] = field(default_factory=dict)
 
     def add(self, index: int, answer: Generation) -> dict[str, Any] | None:

@@ -34,10 +34,6 @@ class ResultFile:
         done: finished results, with the compact fingerprint of each; None for results of versions that did
             not record it.
         failed: results that are errors, with their messages.
-
-    Raises:
-        OutputError: the file cannot be written, is being written by another program, or holds something
-            other than results.
     """
 
     def __init__(self, name: str, input_name: str | None = None) -> None:
@@ -190,11 +186,7 @@ class EarlierAnswers:
             raise self._made_otherwise(first, changed)
 
     def has(self, line: int, key: Key, origin: Origin) -> bool:
-        """True if the file has the answer.
-
-        Raises:
-            UsageError: as `check`, for one line.
-        """
+        """True if the file has the answer."""
         if self._file is None or key not in self._file.done:
             return False
         if not self._differs(key, origin):
@@ -232,18 +224,12 @@ class EarlierAnswers:
 
 @dataclass(frozen=True)
 class EarlierResult:
-    """A result in an output file.
+    """A result in an output file."""
 
-    Attributes:
-        key: None for a result without an id, which belongs to no line.
-        error: why there is no answer; None if there is one.
-        cancelled: the answer is incomplete, because the run was interrupted.
-        made_with: the model, settings and fingerprint that are recorded with it; see `Origin.to_json`.
-    """
-
-    key: Key | None
-    error: str | None
-    cancelled: bool
+    key: Key | None  # None for a result without an id, which belongs to no line
+    error: str | None  # why there is no answer; None if there is one
+    cancelled: bool  # the answer is incomplete, because the run was interrupted
+    # The model, settings and fingerprint that are recorded with it; see `Origin.to_json`
     made_with: Mapping[str, Any]
 
 
@@ -257,9 +243,6 @@ def read_results(path: Path, hint: str) -> Iterator[tuple[int, EarlierResult | N
 
     Args:
         hint: what to do if the file holds something else.
-
-    Raises:
-        OutputError: it does.
     """
     at, number = 0, 0
     with path.open("rb") as lines:

@@ -101,11 +101,7 @@ def config(
 
 
 def defaults_from(file: Path, commands: Any) -> dict[str, dict[str, Any]]:
-    """The values in the file by command and parameter, as the `default_map` of the command line.
-
-    Raises:
-        UsageError: a name is not that of an option, or a value is of the wrong kind.
-    """
+    """The values in the file by command and parameter, as the `default_map` of the command line."""
     everywhere = settings.read_config(file)
     settings.models_folders(everywhere)
     settings.presets(everywhere)

@@ -104,11 +104,7 @@ def worker(*, lending: LendingOptions, output: OutputOptions) -> None:
 
 
 def _free_port(host: str, port: int) -> int:
-    """The port, or a free one for 0.
-
-    Raises:
-        UsageError: another program listens there, or the address is not allowed.
-    """
+    """The port, or a free one for 0."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -46,12 +46,12 @@ _MENTION = re.compile(r'(?<!\S)@(?:"([^"]+)"|(\S+))')
 
 
 def read_attachment(name: str) -> tuple[Path, str]:
-    """A text file's path and content; raises as `read_text`."""
+    """A text file's path and content."""
     return expanded(name), read_text(name)
 
 
 def read_attachments(names: Sequence[str] | None) -> list[tuple[Path, str]]:
-    """The files of -f; raises as `read_attachment`."""
+    """The files of -f."""
     return [read_attachment(name) for name in names or ()]
 
 
@@ -67,9 +67,6 @@ def with_attachments(text: str, files: list[tuple[Path, str]]) -> AttachedQuesti
     """The question after the contents of `files` and of the files it mentions by @path, each once.
 
     A mention of something that is not a file stays as it is.
-
-    Raises:
-        UsageError: a mentioned file cannot be attached.
     """
     from edgespec.images.file import SUFFIXES, is_image
     from edgespec.images.parts import image_of
@@ -101,11 +98,7 @@ def _fenced(content: str) -> str:
 
 
 def read_images(names: Sequence[str] | None) -> list[Image]:
-    """The images of --image.
-
-    Raises:
-        UsageError: one cannot be read, is too large, or is no image.
-    """
+    """The images of --image."""
     if not names:
         return []
     from edgespec.images.parts import image_of
@@ -114,11 +107,7 @@ def read_images(names: Sequence[str] | None) -> list[Image]:
 
 
 def without_images(text: str) -> tuple[str, list[Image]]:
-    """A message without the paths of images in it, as dropping files on a terminal writes them; and these.
-
-    Raises:
-        UsageError: one cannot be read, is too large, or is of a format that is not read.
-    """
+    """A message without the paths of images in it, as dropping files on a terminal writes them; and these."""
     from edgespec.images.file import SUFFIXES
     from edgespec.images.parts import image_of
 

@@ -47,11 +47,7 @@ class ChangeableModel:
         return self._sample(self._loading, self.engine)
 
     def load_again(self) -> None:
-        """Load the same model again after a worker or a card was lost: with those left, or from this disk.
-
-        Raises:
-            EdgeSpecError: it cannot be loaded.
-        """
+        """Load the same model again after a worker or a card was lost: with those left, or from this disk."""
         self.engine.close()
         self.engine = self._terminal.load(self._loading.with_(leave_out_missing=True))
 
@@ -59,9 +55,6 @@ class ChangeableModel:
         """Load another model with the same options. A named drafter, projector and adapters are not kept.
 
         The two are never in memory at once. If the other one cannot be loaded, this one is loaded again.
-
-        Raises:
-            EdgeSpecError: it cannot be loaded, or has no chat template.
         """
         from edgespec.models.gguf.header import read_header
         from edgespec.models.hub import catalog

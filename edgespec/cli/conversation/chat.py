@@ -115,11 +115,7 @@ class Chat:
         return interruption
 
     def continue_answer(self, *, continue_hint: str) -> Interruption:
-        """Continue the last answer; returns as `ask` does.
-
-        Raises:
-            EdgeSpecError: nothing was added to the answer.
-        """
+        """Continue the last answer; returns as `ask` does."""
         # The paragraph or block of code that is continued is shown again, so that it continues as one.
         begun = last_block(self.session.messages[-1]["content"]) if self._writer is not None else ""
         interruption, answer = self._show(
@@ -198,12 +194,7 @@ class Chat:
             self._engine.set_tree_budget(self.budget)
 
     def change(self, name: str, value: str) -> None:
-        """Change a setting.
-
-        Raises:
-            UsageError: there is no such setting, or it cannot have that value.
-            UsageError: the rule of `verify` contradicts --exact.
-        """
+        """Change a setting."""
         config = settings.changed(self.config, name, value, self.at_start)
         if self.exact and not config.rule.kind.invariant:
             raise exact_contradicts(config.verify)

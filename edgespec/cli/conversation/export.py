@@ -75,11 +75,7 @@ def export(path: Path, transcript: Transcript) -> None:
 
 
 def copy(text: str, terminal: ResultStream) -> str:
-    """Copy the text; returns how.
-
-    Raises:
-        OutputError: there is no such program, and the text is too long for the terminal.
-    """
+    """Copy the text; returns how."""
     for command in _commands():
         try:
             run(command, input=text.encode("utf-8", "replace"), check=True, timeout=5)

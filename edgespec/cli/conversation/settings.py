@@ -49,11 +49,7 @@ def name_of(typed: str) -> str:
 
 
 def parse_budget(value: str) -> int | None:
-    """Nodes a pass; None means auto.
-
-    Raises:
-        UsageError: there can be no trees of that size.
-    """
+    """Nodes a pass; None means auto."""
     if value.strip().lower() in (*_NOTHING, AS_AT_START):
         return None
     try:
@@ -64,11 +60,7 @@ def parse_budget(value: str) -> int | None:
 
 
 def changed(config: GenerationConfig, name: str, value: str, at_start: GenerationConfig) -> GenerationConfig:
-    """The settings with one changed; "default" takes its value from those at the start of the chat.
-
-    Raises:
-        UsageError: there is no such setting, or it cannot have that value.
-    """
+    """The settings with one changed; "default" takes its value from those at the start of the chat."""
     field = name_of(name)
     if field not in _DEFAULTS:
         raise unknown(name)

@@ -148,11 +148,7 @@ class SlashCommands:
         return self._chat.chat.session
 
     def run(self, name: str, value: str) -> None:
-        """Run the command of that name or alias.
-
-        Raises:
-            UsageError: there is no such command, or its value is invalid.
-        """
+        """Run the command of that name or alias."""
         self._command(ALIASES.get(name, name)).run(value)
 
     def _command(self, name: str) -> SlashCommand:

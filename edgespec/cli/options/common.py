@@ -53,17 +53,13 @@ class ModelFlag:
     ] = None
 
     def or_argument(self, model: str | None, called: typer.Context) -> str | None:
-        """The model of the flag, or else of the argument.
-
-        Raises:
-            UsageError: the command line has both.
-        """
+        """The model of the flag, or else of the argument."""
         if self.model_flag is not None and is_on_command_line(called, "model"):
             raise UsageError(f"Two models were named: {model} and {self.model_flag}.", "Name one.")
         return self.model_flag or model
 
     def on(self, loading: Config, called: typer.Context) -> Config:
-        """The options with the model of the flag; raises as `or_argument`."""
+        """The options with the model of the flag."""
         return loading.with_(model=self.or_argument(loading.model.name, called))
 
 
@@ -108,11 +104,7 @@ SystemFile = Annotated[
 
 
 def system_prompt(called: typer.Context, text: str | None, file: str | None) -> str | None:
-    """The system prompt of --system or --system-file; None if there is none.
-
-    Raises:
-        UsageError: both are given, the file cannot be read, or the prompt is not valid UTF-8.
-    """
+    """The system prompt of --system or --system-file; None if there is none."""
     on_line = [name for name in ("system", "system_file") if is_on_command_line(called, name)]
     if len(on_line) == 2:
         raise UsageError("Both --system and --system-file were given.", "Give one of them.")

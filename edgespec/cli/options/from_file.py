@@ -33,9 +33,6 @@ def checked_values(command: Any, given: dict[str, Any], file: Path, table: str =
     Args:
         given: by the names of options, long or short.
         table: prefix of names in messages.
-
-    Raises:
-        UsageError: a name is not that of an option, or a value is of the wrong kind.
     """
     options, others = options_of(command), other_names(command)
     values: dict[str, Any] = {}

@@ -11,11 +11,7 @@ FORMS = ("md", "csv", "json", "jsonl")
 
 
 def form_and_file(output: str) -> tuple[str, str | None]:
-    """The format of the rows, and the file they go to; None is standard output.
-
-    Raises:
-        UsageError: it is neither a format nor a file whose ending is one.
-    """
+    """The format of the rows, and the file they go to; None is standard output."""
     if output in FORMS:
         return output, None
     ending = Path(output).suffix.removeprefix(".").lower()

@@ -253,12 +253,7 @@ class SamplingOptions:
         return frozenset(own) - {n for n in ("verify", "think") if getattr(self, n) == getattr(_DEFAULTS, n)}
 
     def config(self) -> GenerationConfig:
-        """The settings, checked; what was not given has the library's default.
-
-        Raises:
-            UsageError: a value is out of its range, or a file cannot be read.
-            GrammarError: the schema or grammar is wrong.
-        """
+        """The settings, checked; what was not given has the library's default."""
         if self.sampling not in (None, *_SAMPLING):
             raise UsageError(f"--sampling must be recommended or greedy, not '{self.sampling}'.")
         if self.json_schema is not None and self.grammar is not None:
@@ -285,11 +280,7 @@ class SamplingOptions:
         return config_of_options(**values)
 
     def config_for(self, loading: Config) -> GenerationConfig:
-        """The settings, checked against the options for loading.
-
-        Raises:
-            UsageError: a value of either is out of its range, or --exact and --verify contradict each other.
-        """
+        """The settings, checked against the options for loading."""
         config = self.config()
         if loading.speculation.exact and not config.rule.kind.invariant:
             raise exact_contradicts(self.verify)
@@ -301,9 +292,6 @@ class SamplingOptions:
         Args:
             model: its file.
             default: what this command does without --sampling: "recommended" or "greedy".
-
-        Raises:
-            UsageError: as config_for.
         """
         config = self.config_for(loading)
         sources = dict.fromkeys(self.given, "given")
@@ -359,7 +347,7 @@ def exact_contradicts(rule: str) -> UsageError:
 
 @cache
 def _check_grammar(grammar: Grammar) -> None:
-    """Refuse a wrong grammar before a model is loaded for it; raises as `check_grammar`."""
+    """Refuse a wrong grammar before a model is loaded for it."""
     from edgespec.cli.screen.terminal import Terminal
     from edgespec.text.grammar.matchers import check_grammar
 

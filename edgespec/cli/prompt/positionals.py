@@ -65,9 +65,6 @@ def model_and_prompt(
         prompt: from -p.
         model_is_given: --model is on the command line, so no argument can be another model.
         asks: whether the command takes a prompt this time; with --input it does not.
-
-    Raises:
-        UsageError: there are too many arguments, or one names no model.
     """
     takes_prompt = prompt is None and asks
     if len(words) > (not model_is_given) + takes_prompt:
@@ -85,11 +82,7 @@ def model_and_prompt(
 
 
 def is_model(word: str) -> bool:
-    """True if an argument names a model, rather than being a prompt.
-
-    Raises:
-        UsageError: it is a single word that names none.
-    """
+    """True if an argument names a model, rather than being a prompt."""
     from edgespec.models.hub import catalog
     from edgespec.models.hub.external import find_external
     from edgespec.models.hub.names import parse_hub_name

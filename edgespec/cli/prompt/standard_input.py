@@ -27,9 +27,6 @@ def whole_prompt(prompt: str | None, terminal: Terminal, how: str) -> str:
     Args:
         prompt: that of the command line; None reads all of standard input, whatever its kind.
         how: how to give a prompt, for the message if there is none.
-
-    Raises:
-        UsageError: there is no prompt, it is empty, or it is not valid UTF-8.
     """
     if prompt is not None:
         prompt = as_text(prompt, "The prompt")

@@ -124,13 +124,13 @@ class Terminal:
         return engine
 
     def load_embedder(self, loading: Config) -> Embedder:
-        """Load an embedding model and show the progress; raises as `load`."""
+        """Load an embedding model and show the progress."""
         from edgespec import open_embedder
 
         return self._opened(open_embedder, loading)
 
     def _opened(self, open_model: Callable[[Config, Progress], Loaded], loading: Config) -> Loaded:
-        """Open a model, show the progress, and say what there is to say; raises as `load`."""
+        """Open a model, show the progress, and say what there is to say."""
         loaded = None
         try:
             with self.working() as report:

@@ -100,9 +100,6 @@ def as_chat(body: object, warnings: Warnings, *, counts: bool = False) -> Transl
 
     Args:
         counts: the request only counts tokens, so it needs no `max_tokens`.
-
-    Raises:
-        UsageError: a field is missing, or has another type.
     """
     fields = read_fields(body, MessagesBody, warnings)
     if fields.max_tokens is None and not counts:

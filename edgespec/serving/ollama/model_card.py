@@ -26,9 +26,6 @@ class ModelCard:
     Args:
         context: maximum tokens of a request.
         capabilities: what it can do, by Ollama's names.
-
-    Raises:
-        ModelFileError: a file cannot be read.
     """
 
     def __init__(self, path: Path, context: int, capabilities: Sequence[str]) -> None:

@@ -92,9 +92,6 @@ def chat_as_chat(body: object, warnings: Warnings) -> TranslatedRequest | None:
 
     Returns:
         None if it only wants the model to be loaded, which it is: there are no messages.
-
-    Raises:
-        UsageError: a field has another form.
     """
     fields = read_fields(body, OllamaChatBody, warnings)
     if not fields.messages:
@@ -120,9 +117,6 @@ def generate_as_chat(body: object, warnings: Warnings) -> TranslatedRequest | No
 
     Returns:
         None if it only wants the model to be loaded, which it is: there is no prompt.
-
-    Raises:
-        UsageError: a field has another form, or is not supported here.
     """
     fields = read_fields(body, GenerateBody, warnings)
     if not fields.prompt:
