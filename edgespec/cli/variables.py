@@ -36,25 +36,12 @@ def warn_about_unknown(commands: Mapping[str, Any], called: str) -> None:
             return
     from edgespec.cli.screen.terminal import Terminal
 
-    hints = {name: _hint(name, known, commands) for name in sorted(unknown)}
-    named = ", ".join(f"{name} ({hint})" if hint else name for name, hint in hints.items())
-    Terminal().warn(f"Ignored unknown environment variable{'s'[: len(hints) > 1]} {named}.")
-
-
-def _hint(name: str, known: Iterable[str], commands: Mapping[str, Any]) -> str:
-    """Say what to set instead; empty if no option has a similar name."""
-    flags = {
-        variable_of(flag): parameter.opts[-1]
-        for parameter in _parameters(commands.values())
-        for flag in parameter.opts
-        if flag.startswith("--")
-    }
-    if name in flags:
-        option = flags[name]
-        meant = variable_of(option)
-        return f"did you mean {meant}?" if meant in known else f"only {option} on the command line sets it"
-    near = similar(name.removeprefix(_PREFIX), [other.removeprefix(_PREFIX) for other in known])
-    return f"did you mean {_PREFIX}{near[0]}?" if near else ""
+    names = [name.removeprefix(_PREFIX) for name in known]
+    named = []
+    for name in sorted(unknown):
+        near = similar(name.removeprefix(_PREFIX), names)
+        named.append(f"{name} (did you mean {_PREFIX}{near[0]}?)" if near else name)
+    Terminal().warn(f"Ignored unknown environment variable{'s'[: len(named) > 1]} {', '.join(named)}.")
 
 
 def _known(commands: Mapping[str, Any], called: str) -> Iterator[str]:

@@ -22,8 +22,6 @@ PREFIX = "EDGESPEC_"
     ("given", "warning"),
     [
         (["MEMROY"], "variable EDGESPEC_MEMROY (did you mean EDGESPEC_MEMORY?)."),
-        (["TEMP"], "variable EDGESPEC_TEMP (did you mean EDGESPEC_TEMPERATURE?)."),
-        (["OUTPUT"], "variable EDGESPEC_OUTPUT (only --output on the command line sets it)."),
         (["PROT", "FOO"], "variables EDGESPEC_FOO, EDGESPEC_PROT (did you mean EDGESPEC_PORT?)."),
         (["PART"], "variable EDGESPEC_PART (did you mean EDGESPEC_PORT?)."),
         (["SERVICE_HOST"], "variable EDGESPEC_SERVICE_HOST."),

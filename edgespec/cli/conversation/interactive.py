@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.cli.completion import Completer
 from edgespec.cli.conversation.attach import with_attachments, without_images
-from edgespec.cli.conversation.slash import ALIASES, TypedQuestion, SlashCommands
+from edgespec.cli.conversation.slash import ALIASES, SlashCommands, TypedQuestion
 from edgespec.cli.interrupt import Interruption
 from edgespec.cli.reloading import LOST
 from edgespec.cli.screen.formatting import count

@@ -173,26 +173,16 @@ def in_columns(rows: Sequence[tuple[str, str]], width: int | None = None) -> lis
     if width is None:
         return [f"{name:<{margin}}{text}".rstrip() for name, text in rows]
     width = max(width, _LEAST_WIDTH)
+    below = width - margin < _NARROW
     lines: list[str] = []
-    if width - margin < _NARROW:
-        for name, text in rows:
-            lines.append(name)
-            lines += textwrap.wrap(
-                text,
-                width - 1,
-                initial_indent="  ",
-                subsequent_indent="  ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        return lines
     for name, text in rows:
-        lines += textwrap.wrap(
+        wrapped = textwrap.wrap(
             text,
             width - 1,
-            initial_indent=f"{name:<{margin}}",
-            subsequent_indent=" " * margin,
+            initial_indent="  " if below else f"{name:<{margin}}",
+            subsequent_indent="  " if below else " " * margin,
             break_long_words=False,  # paths are copied
             break_on_hyphens=False,
-        ) or [name]
+        )
+        lines += [name, *wrapped] if below else wrapped or [name]
     return lines

@@ -7,8 +7,8 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TextIO, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from edgespec.cli.interrupt import Cancellable, cancelling
 from edgespec.cli.screen.formatting import count, details, format_statistics, in_columns, is_cut_off
@@ -30,38 +30,7 @@ if TYPE_CHECKING:
 _LONG_WAIT_S = 5.0
 
 
-class ChatModel(Protocol):
-    """The part of a loaded model that says how one can talk with it; see `Engine`."""
-
-    @property
-    def has_chat_template(self) -> bool:
-        """True if the model has a chat template."""
-
-    @property
-    def can_think(self) -> bool:
-        """True if its chat template knows thoughts before answers."""
-
-
-class Loadable(Protocol):
-    """The part of a loaded model that is told after loading; see `Engine` and `Embedder`."""
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        """Warnings, which people should see at once."""
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Notes that explain decisions."""
-
-    @property
-    def description(self) -> str:
-        """The model in words."""
-
-    def close(self) -> None:
-        """Free it."""
-
-
-Loaded = TypeVar("Loaded", bound=Loadable)
+Loaded = TypeVar("Loaded", bound="Engine | Embedder")
 
 
 class Terminal:
@@ -210,7 +179,7 @@ class Terminal:
         if rule.kind.lossy:
             self.warn(f"--verify {rule} is lossy: the text may differ from the model's own.")
 
-    def template(self, engine: ChatModel, *, raw: bool) -> None:
+    def template(self, engine: Engine, *, raw: bool) -> None:
         """Note if a prompt is continued as plain text without --raw."""
         if not raw and not engine.has_chat_template:
             self.note(
@@ -218,7 +187,7 @@ class Terminal:
                 "--raw hides this note."
             )
 
-    def thinking(self, engine: ChatModel, config: GenerationConfig) -> None:
+    def thinking(self, engine: Engine, config: GenerationConfig) -> None:
         """Note if --think has no effect on this model."""
         if config.think != "auto" and not engine.can_think:
             self.note("The model's chat template has no thinking mode, so --think has no effect.")
