@@ -253,19 +253,22 @@ def failure(message: str, kind: str, code: str | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-def models(names: Sequence[str], started: int, *, sees: bool = False) -> dict[str, Any]:
+def models(names: Sequence[str], started: int, context: int, *, sees: bool = False) -> dict[str, Any]:
     """The body of the list of models: one model, by all its names."""
-    return {"object": "list", "data": [model(name, started, sees=sees) for name in names]}
+    return {"object": "list", "data": [model(name, started, context, sees=sees) for name in names]}
 
 
-def model(name: str, started: int, *, sees: bool = False) -> dict[str, Any]:
+def model(name: str, started: int, context: int, *, sees: bool = False) -> dict[str, Any]:
     """The body about one model.
 
     Args:
+        context: maximum tokens of a request, as OpenRouter, vLLM and llama.cpp name it; 0 if it is unknown.
         sees: whether it takes images, which is said as OpenRouter says it.
     """
     takes = {"input_modalities": ["text", *(["image"] if sees else [])], "output_modalities": ["text"]}
-    about = {"id": name, "object": "model", "created": started, "owned_by": "edgespec"}
+    about: dict[str, Any] = {"id": name, "object": "model", "created": started, "owned_by": "edgespec"}
+    if context:
+        about |= {"context_length": context, "max_model_len": context, "meta": {"n_ctx": context}}
     return {**about, "architecture": takes}
 
 

@@ -30,6 +30,7 @@ from edgespec.serving.completion_handler import CompletionHandler
 from edgespec.serving.embeddings import EmbeddingHandler
 from edgespec.serving.kept_responses import routes_of_responses
 from edgespec.serving.keys import keys_in
+from edgespec.serving.llamacpp import NativeEndpoint, properties, slots, with_template
 from edgespec.serving.model_worker import ModelWorker
 from edgespec.serving.ollama.embeddings import OllamaEmbed, OllamaEmbeddings
 from edgespec.serving.ollama.endpoints import OllamaEndpoint, failure
@@ -43,6 +44,7 @@ _OLLAMA = "/api/"
 # Paths of the Ollama API that manage models.
 _UNSUPPORTED = ("pull", "push", "create", "copy", "delete", "blobs/{digest:path}")
 
+_PROPERTIES = ("/props", "/slots")
 _ANY = ("GET", "POST", "PUT", "DELETE")
 
 
@@ -83,7 +85,8 @@ class Application:
             Route("/v1/models", self._list_models),
             Route("/v1/models/{model:path}", self._show_model),
             Route("/health", self._health),
-            *([Route(PAGE, Page().answer)] if isinstance(handler, CompletionHandler) else ()),
+            Route("/version", _version),
+            *(self._beside_answers() if isinstance(handler, CompletionHandler) else ()),
             Route("/metrics", self._metrics),
         ]
         middleware = [Middleware(HostCheck, allowed=hosts)] if hosts else []
@@ -105,24 +108,40 @@ class Application:
         """The path that a request means: single slashes, none at the end, and one /v1 where it belongs."""
         parts = [part for part in path.split("/") if part]
         rest = list(dropwhile("v1".__eq__, parts))
+        if rest == ["health"]:
+            return "/health"
         return "/" + "/".join(["v1", *rest] if rest and rest[0] in self._names_in_v1 else parts)
 
     async def _list_models(self, _http: HTTPRequest) -> Response:
         names = [name for name in self._names if not is_pattern(name)]
-        return JSONResponse(protocol.models(names, self._started, sees=self._sees()))
+        return JSONResponse(protocol.models(names, self._started, **self._loaded()))
 
     async def _show_model(self, http: HTTPRequest) -> Response:
         name = http.path_params["model"]
         if not names_model(name, self._names):
             text = f"There is no model {name!r}; this server runs {self._names[0]!r}."
             return Refusal(404, text, "model_not_found").response()
-        return JSONResponse(protocol.model(name, self._started, sees=self._sees()))
+        return JSONResponse(protocol.model(name, self._started, **self._loaded()))
 
-    def _sees(self) -> bool:
-        """True if the loaded model sees images."""
+    def _loaded(self) -> dict[str, Any]:
+        """The context of the loaded model, and whether it sees images."""
         with suppress(Unavailable), self._worker.borrowed() as model:
-            return bool(model.card.sees)
-        return False
+            return {"context": model.card.context, "sees": model.card.sees}
+        return {"context": 0}
+
+    def _beside_answers(self) -> list[Route]:
+        """The page, and the routes that describe how prompts are answered."""
+        return [Route(PAGE, Page().answer), *(Route(path, self._properties) for path in _PROPERTIES)]
+
+    async def _properties(self, http: HTTPRequest) -> Response:
+        try:
+            with self._worker.borrowed() as model:
+                most, running = self._worker.parallel, self._worker.running
+                if http.url.path == "/props":
+                    return JSONResponse(properties(model.engine, most))
+                return JSONResponse(slots(model.engine, most, running))
+        except Unavailable as refusal:
+            return refusal.response()
 
     def _describe(
         self, describe: Callable[[ModelCard], dict[str, Any]]
@@ -160,6 +179,9 @@ def _endpoints(model: str, responses: ResponseStore) -> dict[str, Endpoint]:
         "/v1/responses": ResponsesEndpoint(responses),
         "/v1/messages": MessagesEndpoint(),
         "/v1/messages/count_tokens": MessagesEndpoint(counts=True),
+        "/completion": NativeEndpoint(),
+        "/infill": NativeEndpoint(infill=True),
+        "/apply-template": DirectEndpoint(with_template),
         "/tokenize": DirectEndpoint(tokenized),
         "/detokenize": DirectEndpoint(detokenized),
         "/api/chat": OllamaEndpoint(chat=True, model=model),

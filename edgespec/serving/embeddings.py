@@ -66,7 +66,7 @@ class EmbeddingWorker(ModelWorker[ServedEmbedder, PendingEmbeddings]):
     def _answer(self, model: ServedEmbedder) -> None:
         embedder = model.embedder
         while self._running or self.wait():
-            while len(self._running) < self._parallel and self._take() is not None:
+            while len(self._running) < self.parallel and self._take() is not None:
                 pass
             for pending in [pending for pending in self._running if pending.cancelled]:
                 self._done(pending, None)

@@ -149,7 +149,7 @@ class EngineWorker(ModelWorker[ServedModel, PendingAnswer], RequestSource):
             before, read = read, weights.read_bytes
             self.metrics.pass_done(len(records), records[0].seconds, read - before)
 
-        for event in model.engine.stream_many(self, parallel=self._parallel, on_pass=count_pass):
+        for event in model.engine.stream_many(self, parallel=self.parallel, on_pass=count_pass):
             self._pass_on(event)
 
     def _pass_on(self, event: Event) -> None:

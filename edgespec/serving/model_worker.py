@@ -121,6 +121,7 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
         on_status: called with a sentence when the model fails, and when it is back.
 
     Attributes:
+        parallel: as given.
         metrics: figures of all answers since the start.
     """
 
@@ -136,7 +137,7 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
         self._model: ServedT | None = model
         self._reopen = reopen
         self._on_status = on_status
-        self._parallel = parallel
+        self.parallel = parallel
         self._most = waiting + parallel
         self._open = 0  # requests that hold a slot
         self._borrowers = 0  # users of the engine besides the worker's thread
@@ -149,7 +150,7 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
         self._changed = threading.Condition()
         self.metrics = Metrics(
             queue_length=lambda: len(self._queue),
-            in_flight=lambda: len(self._running),
+            in_flight=lambda: self.running,
             is_up=lambda: not self._failure,
         )
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
@@ -159,6 +160,11 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
     def failure(self) -> str:
         """The reason why nothing can be answered now; empty if nothing is wrong."""
         return self._failure
+
+    @property
+    def running(self) -> int:
+        """Number of answers that are being generated."""
+        return len(self._running)
 
     @property
     def is_busy(self) -> bool:

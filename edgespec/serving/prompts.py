@@ -43,7 +43,7 @@ def encoded_prompts(
             tokens = list(engine.encoder.conversation(messages, config=config, written=found).tokens)
         prompts = [tokens]
     else:
-        prompts = [_text(served, prompt, request, warnings) for prompt in request.prompts]
+        prompts = [_text(served, prompt, request) for prompt in request.prompts]
     for tokens in prompts:
         if not tokens:
             raise UsageError("The prompt is empty.")
@@ -69,11 +69,11 @@ def echoed_prompts(
     return tuple(echoed)
 
 
-def _text(served: ServedModel, prompt: Prompt, request: CompletionRequest, warnings: Warnings) -> list[int]:
+def _text(served: ServedModel, prompt: Prompt, request: CompletionRequest) -> list[int]:
     tokens = served.engine.encoder.encode(prompt, raw=True, config=request.config)
     if not request.suffix:
         return tokens
     framed = served.engine.target.model.vocabulary.filled_in(tokens, request.suffix)
     if framed is None:
-        warnings.ignored("suffix", "This model cannot fill in the middle of a text.")
-    return framed or tokens
+        raise UsageError("This model cannot fill in the middle of a text.", "Leave out the text behind it.")
+    return framed

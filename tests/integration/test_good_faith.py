@@ -147,7 +147,6 @@ def test_a_reference_that_never_ends_is_refused_by_name(server: Running, more: A
         (CHAT, {"json_schema": schema_of({"not": {}})}, "Parts of the schema of the answer are not"),
         (CHAT, {"audio": {"voice": "x", "format": "wav"}}, "'audio'"),
         (CHAT, {"logit_bias": {"99999999": 1}}, "logit_bias"),
-        (TEXT, {"suffix": "end"}, "cannot fill in the middle"),
         (TEXT, {"best_of": 3}, "'best_of'"),
         (TEXT, {"tools": [tool()]}, "'tools'"),
         (MESSAGES, {"messages": returned(PDF)}, "A document"),
@@ -490,3 +489,28 @@ def test_tools_that_anthropics_clients_run_are_offered(
     answer = asked(server, MESSAGES, tools=[{"type": kind, "name": name}], tool_choice=choice, max_tokens=200)
     assert "warnings" not in answer
     assert answer["content"][-1]["name"] == name
+
+
+def test_paths_of_llama_cpps_server(server: Running) -> None:
+    path = "/completion"
+    status, answer = server.post(path, {"prompt": "Tea is", "n_predict": 3})
+    assert (status, answer["stop_type"], answer["tokens_predicted"]) == (200, "limit", 3)
+    assert answer["content"] == asked(server, TEXT, prompt="Tea is", max_tokens=3)["choices"][0]["text"]
+    assert answer["tokens_evaluated"] == answer["timings"]["prompt_n"] + answer["timings"]["cache_n"]
+    with server.connect() as client:
+        client.send(path, {"prompt": "Tea is", "n_predict": 3, "stream": True})
+        stream = http.client.HTTPResponse(client.socket)
+        stream.begin()
+        events = [
+            json.loads(line[6:]) for line in stream.read().decode().split("\n") if line.startswith("data: {")
+        ]
+    assert "".join(event["content"] for event in events) == answer["content"]
+    assert [event["stop"] for event in events][-2:] == [False, True]
+    assert server.post(path, {"prompt": ["a", "b"]})[0] == 400
+    status, answer = server.post("/infill", {"input_prefix": "def f(", "input_suffix": ")", "n_predict": 3})
+    assert (status, "fill in" in answer["error"]["message"]) == (400, True)
+    assert HI[0]["content"] in server.post("/apply-template", {"messages": HI})[1]["prompt"]
+    context = server.get("/props")[1]["default_generation_settings"]["n_ctx"]
+    assert [slot["n_ctx"] for slot in server.get("/slots")[1]] == [context]
+    assert server.get("/v1/models")[1]["data"][0]["context_length"] == context
+    assert server.get("/v1/health")[0] == server.get("/version")[0] == 200

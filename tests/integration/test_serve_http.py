@@ -210,7 +210,7 @@ def test_answers_are_served_without_v1(server: Running) -> None:
     for path in ("/completions", "//v1//completions/"):
         status, answer = server.post(path, {"prompt": "Once", "max_tokens": 2})
         assert status == 200, answer
-    assert server.get("/v1")[0] == server.get("/v1/health")[0] == 404
+    assert server.get("/v1")[0] == server.get("/v1/metrics")[0] == 404
 
 
 @pytest.mark.parametrize(

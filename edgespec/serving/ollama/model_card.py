@@ -24,7 +24,7 @@ class ModelCard:
     """A loaded model, as the headers of its files describe it.
 
     Args:
-        context: maximum tokens of a request.
+        context: maximum tokens of a request; an attribute, too.
         capabilities: what it can do, by Ollama's names.
     """
 
@@ -34,7 +34,7 @@ class ModelCard:
         self._facts = describe(parts, memory={})
         self._name = path.name
         self._modified = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat()
-        self._context = context
+        self.context = context
         self._capabilities = list(capabilities)
 
     @property
@@ -48,7 +48,7 @@ class ModelCard:
 
     def running(self, name: str) -> dict[str, Any]:
         """The body of `/api/ps`: the model stays loaded for as long as the server runs."""
-        more = {"expires_at": _FOREVER, "size_vram": 0, "context_length": self._context}
+        more = {"expires_at": _FOREVER, "size_vram": 0, "context_length": self.context}
         return {"models": [{**self._entry(name), **more}]}
 
     def shown(self) -> dict[str, Any]:
@@ -57,13 +57,13 @@ class ModelCard:
         family = facts["architecture"]
         return {
             "modelfile": f"FROM {self._name}",
-            "parameters": f"num_ctx {self._context}",
+            "parameters": f"num_ctx {self.context}",
             "template": "",
             "details": self._details,
             "model_info": {
                 "general.architecture": family,
                 "general.parameter_count": facts["parameters"],
-                f"{family}.context_length": self._context,
+                f"{family}.context_length": self.context,
                 f"{family}.block_count": facts["layers"],
                 f"{family}.embedding_length": facts["embedding"],
             },
