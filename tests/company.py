@@ -18,7 +18,7 @@ import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Event, Request, RequestSource
 from edgespec.engine.sequence import TextSequence
-from edgespec.llama.cache.state_file import StateFile
+from edgespec.llama.cache.states import StateFile
 from tests.integration.test_parallel import alone, requests
 
 Answer = tuple[list[int], str]

@@ -15,11 +15,7 @@ from edgespec.drafters.draft_sequences import DraftSequences, Wanted
 from edgespec.drafters.translation import Translation
 from edgespec.drafters.window import WHOLE, DraftWindow
 from edgespec.files.checked import CheckedFiles
-from edgespec.llama.cache.kv_cache import (
-    KVCache,
-    common_prefix,
-    decode_together,
-)
+from edgespec.llama.cache.kv_cache import KVCache, common_prefix, decode_together
 from edgespec.llama.cache.states import BLOCK, StateStore, cache_identity
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context

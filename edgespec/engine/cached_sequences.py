@@ -8,8 +8,7 @@ from pathlib import Path
 from edgespec.engine.sequence import TextSequence
 from edgespec.files.checked import CheckedFiles
 from edgespec.llama.cache.kv_cache import KVCache, close_all_but, common_prefix, inherit, open_beside
-from edgespec.llama.cache.state_file import StateFile
-from edgespec.llama.cache.states import StateStore
+from edgespec.llama.cache.states import StateFile, StateStore
 
 
 class CachedSequences:

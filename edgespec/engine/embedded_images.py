@@ -10,9 +10,8 @@ from edgespec.engine.sequence import TextSequence
 from edgespec.errors import UsageError
 from edgespec.images.rows import PlacedImage
 from edgespec.llama.cache.kv_cache import KVCache
-from edgespec.llama.runtime.batch import EmbeddedBatch
+from edgespec.llama.runtime.batch import EmbeddedBatch, TokenRows
 from edgespec.llama.runtime.context import Context
-from edgespec.llama.runtime.token_rows import TokenRows
 from edgespec.option import named
 
 

@@ -15,8 +15,7 @@ from edgespec.generation.result import Chunk, PassRecord, PassTree
 from edgespec.images.rows import PlacedImage
 from edgespec.llama.cache.kv_cache import KVCache, common_prefix
 from edgespec.llama.cache.positions import Positions, RowSpan
-from edgespec.llama.cache.state_file import StateFile
-from edgespec.llama.cache.states import StateStore
+from edgespec.llama.cache.states import StateFile, StateStore
 from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.speculation.drafters.base import DraftMemory, ProposedBy
 from edgespec.speculation.growth import TreeLimits

@@ -14,20 +14,14 @@ from edgespec.engine.embedded_images import decode_image, decode_with_text, toke
 from edgespec.engine.hidden_states import HiddenFeed, HiddenReader, HiddenStates
 from edgespec.engine.sequence import PromptChunk, SequenceTree, TextSequence
 from edgespec.generation.expert_use import ExpertUse
-from edgespec.llama.cache.kv_cache import (
-    KVCache,
-    decode_together,
-    open_cache,
-    placement,
-)
+from edgespec.llama.cache.kv_cache import KVCache, decode_together, open_cache, placement
 from edgespec.llama.cache.state_cache import same_states
 from edgespec.llama.output_pieces import OutputPieces, UnknownEnd, row_bytes, supports
 from edgespec.llama.prefill_chunks import PrefillChunks
 from edgespec.llama.row_rule import ANY_ROWS, RowRule
-from edgespec.llama.runtime.batch import IntArray, TokenBatch, tree_batch
+from edgespec.llama.runtime.batch import IntArray, TokenBatch, TokenRows, tree_batch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
-from edgespec.llama.runtime.token_rows import TokenRows
 from edgespec.speculation.tree import FloatArray
 
 _MAX_SCORED_BYTES = 64 << 20  # of the copies from which the end of a pass is computed in pieces

@@ -17,10 +17,10 @@ from edgespec.heads.head_drafter import HeadDrafter
 from edgespec.heads.hidden_states import LastStates, LayerTap
 from edgespec.heads.mtp import MTPFile, MTPHead, read_mtp_file
 from edgespec.kernels.ggml import UnsupportedBuild
+from edgespec.llama.dry_run import Shape
 from edgespec.llama.runtime.abort import AbortFlag
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
-from edgespec.llama.trials.dry_run import Shape
 from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers

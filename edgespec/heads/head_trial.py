@@ -12,17 +12,17 @@ from edgespec.heads.families import open_context
 from edgespec.heads.head import Head
 from edgespec.heads.hidden_states import LastStates
 from edgespec.kernels.ggml import UnsupportedBuild
-from edgespec.llama.runtime import nextn
-from edgespec.llama.runtime.backend import start_backend
-from edgespec.llama.runtime.batch import TokenBatch
-from edgespec.llama.runtime.vetting import require_loadable
-from edgespec.llama.trials.zero_weights import (
+from edgespec.llama.load_trial import (
     model_with_zeros,
     planned_model,
     read_and_write,
     small_context,
     zeros_work,
 )
+from edgespec.llama.runtime import nextn
+from edgespec.llama.runtime.backend import start_backend
+from edgespec.llama.runtime.batch import TokenBatch
+from edgespec.llama.runtime.vetting import require_loadable
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.option import named

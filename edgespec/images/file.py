@@ -1,6 +1,6 @@
 """Image files: the formats that are read, and limits on them.
 
-Images come from strangers, so only a child process decodes one (`llama.projector.encode`). Here, its first
+Images come from strangers, so only a child process decodes one (`llama.projector`). Here, its first
 bytes name its format.
 """
 

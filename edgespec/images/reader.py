@@ -25,7 +25,7 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.option import named
 from edgespec.processes.trial import Verdict, attempt_in_child
 
-_ENCODER = "edgespec.llama.projector.encode"
+_ENCODER = "edgespec.llama.projector"
 _MAX_S = 3600.0  # of processor time: the largest projectors compute for minutes on small processors
 _DECODING_S = 60.0  # of it, to decode the image
 _STACK_BYTES = 8 << 20

@@ -17,12 +17,11 @@ from edgespec.llama.first_layers import FirstLayers
 from edgespec.llama.prefill_chunks import PrefillChunks, outcomes_path
 from edgespec.llama.row_rule import ANY_ROWS, RowRule, RowRuleStore
 from edgespec.llama.runtime.abort import DecodeAborted
-from edgespec.llama.runtime.adapters import load_adapter
 from edgespec.llama.runtime.backend import LogLines, log_lines
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.device_layers import DeviceLayers
-from edgespec.llama.runtime.model import Model
+from edgespec.llama.runtime.model import Model, load_adapter
 from edgespec.llama.runtime.weight_store import WeightStore
 from edgespec.llama.state_trees import ROWS, BranchExactness, BranchingStore
 from edgespec.loading.models import open_model

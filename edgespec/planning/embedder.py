@@ -9,7 +9,7 @@ from edgespec.config import Config
 from edgespec.engine.embedder import PASS_TOKENS
 from edgespec.errors import MemoryLimitError
 from edgespec.files.user_folders import cache_folder
-from edgespec.llama.trials.dry_run import AllocationStore, EmbeddingContextShape
+from edgespec.llama.dry_run import AllocationStore, EmbeddingContextShape
 from edgespec.machine.cores import default_threads
 from edgespec.machine.memory import PROCESS_BYTES, FreeMemory
 from edgespec.models.gguf.embedding import EmbeddingShape

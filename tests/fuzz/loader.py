@@ -44,8 +44,8 @@ _SLOTS, _MAX_PROBES = 1 << 16, 16
 
 
 def main() -> None:
+    from edgespec.llama import load_trial  # noqa: F401 (imported before forks are made)
     from edgespec.llama.runtime.backend import start_backend
-    from edgespec.llama.trials import load_trial  # noqa: F401 (imported before forks are made)
 
     start_backend()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -102,7 +102,7 @@ def _obey(order: Mapping[str, Any], base: Header, known: KnownFiles) -> None:
 def _outcome(
     base: Header, seed: int, path: Path, known: KnownFiles, progress: memoryview, beside: Path | None
 ) -> str:
-    from edgespec.llama.trials.load_trial import attempt
+    from edgespec.llama.load_trial import attempt
 
     progress[1] = STAGES.index("start")
     head, zeros = base.parts() if seed == UNDAMAGED else mutated(base, seed)
@@ -148,10 +148,9 @@ def compute(path: Path, adapter: Path | None = None) -> None:
     Raises:
         EdgeSpecError: llama.cpp cannot.
     """
-    from edgespec.llama.runtime.adapters import load_adapter
     from edgespec.llama.runtime.batch import TokenBatch
     from edgespec.llama.runtime.context import Context
-    from edgespec.llama.runtime.model import Model
+    from edgespec.llama.runtime.model import Model, load_adapter
 
     with Model(path, memory_map=True, repack=False, vetted=False) as model:
         context = Context(model, n_cells=64, n_rows=32, n_outputs=32, n_sequences=1, n_threads=1)

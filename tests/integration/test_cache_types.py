@@ -16,7 +16,7 @@ from edgespec.config import Config
 from edgespec.errors import MemoryLimitError, ModelFileError, UsageError
 from edgespec.generation.result import Generation
 from edgespec.llama.cache.shared_cells import PART
-from edgespec.llama.trials.dry_run import Shape, dry_run
+from edgespec.llama.dry_run import Shape, dry_run
 from edgespec.models.gguf.footprint import cells_for
 from edgespec.models.gguf.header import read_header
 from edgespec.planning.report.model_report import plan_for

@@ -21,7 +21,7 @@ from edgespec.errors import EdgeSpecError, SessionError
 from edgespec.generation.config import Grammar
 from edgespec.images import reader
 from edgespec.images.parts import Image, image_of
-from edgespec.llama.projector.library import NoImageLibrary, load_library
+from edgespec.llama.projector import NoImageLibrary, load_library
 from edgespec.processes import trial
 from tests.desk import Desk
 from tests.program import run_here

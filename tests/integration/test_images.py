@@ -30,7 +30,7 @@ from edgespec.images.parts import image_of
 from edgespec.images.projector import find_projector
 from edgespec.images.reader import ImageReader, UnreadImage, without_reading
 from edgespec.llama.cache.tree_cache import BranchingCache
-from edgespec.llama.projector.library import NoImageLibrary, load_library
+from edgespec.llama.projector import NoImageLibrary, load_library
 from edgespec.llama.quantize import make_drafter
 from edgespec.llama.runtime.batch import EmbeddedBatch, TokenBatch
 from edgespec.llama.runtime.context import Context

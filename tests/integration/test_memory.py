@@ -22,10 +22,10 @@ from edgespec.errors import MemoryLimitError
 from edgespec.generation.config import GenerationConfig
 from edgespec.llama.cache.kv_cache import open_cache
 from edgespec.llama.cache.shared_cells import PART
+from edgespec.llama.dry_run import AllocationStore, Shape, dry_run
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
-from edgespec.llama.trials.dry_run import AllocationStore, Shape, dry_run
 from edgespec.machine.disks import TMPFS, disk_of
 from edgespec.models.gguf.footprint import vocabulary_bytes, work_bytes
 from edgespec.models.gguf.header import read_header

@@ -12,7 +12,7 @@ import pytest
 
 import edgespec
 from edgespec.api.limits import Limits
-from edgespec.llama.projector.library import NoImageLibrary, load_library
+from edgespec.llama.projector import NoImageLibrary, load_library
 from tests.browser import Browser, browsing, chromium
 from tests.serving import CHAT, Running, serving
 from tests.tiny_images import png, write_seeing

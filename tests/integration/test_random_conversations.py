@@ -13,7 +13,7 @@ import pytest
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.generation.result import Generation
-from edgespec.llama.projector.library import NoImageLibrary, load_library
+from edgespec.llama.projector import NoImageLibrary, load_library
 from tests.least_memory import load_in_least_memory
 from tests.tiers import slow_except
 from tests.tiny_images import png, write_seeing

@@ -20,7 +20,7 @@ import edgespec
 from edgespec.api.limits import Limits
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgeSpecError
-from edgespec.llama.projector.library import NoImageLibrary, load_library
+from edgespec.llama.projector import NoImageLibrary, load_library
 from edgespec.processes.trial import Verdict, attempt_in_child
 from edgespec.progress import report_waiting
 from tests.serving import CHAT, RESPONSE, Running, serving

@@ -11,8 +11,8 @@ import pytest
 from edgespec.engine.embedded_images import tokens_with_images
 from edgespec.engine.sequence import TextSequence
 from edgespec.images.rows import ImageRows, PlacedImage
+from edgespec.llama.runtime.batch import TokenRows
 from edgespec.llama.runtime.model import Model
-from edgespec.llama.runtime.token_rows import TokenRows
 
 TEXT = [1, 2, 3]
 

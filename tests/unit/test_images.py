@@ -28,7 +28,7 @@ from edgespec.images.file import (
 from edgespec.images.parts import Image, WithPlaceholders, has_images, image_of
 from edgespec.images.projector import find_projector
 from edgespec.images.rows import ImageRows, placed_images
-from edgespec.llama.projector.pixels import DamagedImage, ImageTooLarge, decode
+from edgespec.llama.projector import DamagedImage, ImageTooLarge, decode
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.sources.text import TextSource
 from edgespec.speculation.spliced import SplicedText, behind_seams

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import BackendError
 from edgespec.files.checked import CheckedFiles
-from edgespec.llama.cache.state_file import StateFile
-from edgespec.llama.cache.states import BLOCK, StateStore
+from edgespec.llama.cache.states import BLOCK, StateFile, StateStore
 
 
 class Cells:

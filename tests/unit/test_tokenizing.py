@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import ContextLengthError
 from edgespec.llama.runtime.model import Model
-from edgespec.llama.tokenizer.deep_stack import on_deep_stack
-from edgespec.llama.tokenizer.text_chunks import MAX_CHARS, split
-from edgespec.llama.tokenizer.vocabulary import Vocabulary
+from edgespec.llama.tokenizer.vocabulary import MAX_CHARS, Vocabulary, on_deep_stack, split
 from edgespec.text.encoding import Encoder
 from tests.fuzz.headers import small_model
 from tests.tiny import ARCHITECTURES, write_tiny

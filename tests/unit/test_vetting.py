@@ -13,11 +13,11 @@ import edgespec
 from edgespec.cli.main import main
 from edgespec.drafting.pair_check import examine_pair
 from edgespec.errors import ModelFileError
+from edgespec.llama.dry_run import AllocationStore, Shape
 from edgespec.llama.runtime import vetting
 from edgespec.llama.runtime.backend import LogLines
 from edgespec.llama.runtime.model import Model
 from edgespec.llama.runtime.vetting import reading_order, require_survived
-from edgespec.llama.trials.dry_run import AllocationStore, Shape
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from tests.fuzz.headers import STRING, UINT32, Entry, Header, small_model, tiny_model

@@ -362,3 +362,20 @@ def _states_now(paths: tuple[Path, ...]) -> tuple[FileState, ...]:
         return states_of(paths)
     except OSError:
         return ()
+
+
+def load_adapter(model: Model, path: Path) -> Any:
+    """An adapter's handle, for `Context.adapt`; llama.cpp frees it with the model.
+
+    Raises:
+        ModelFileError: llama.cpp cannot apply it to this model.
+    """
+    # Adapters go to plain memory where a matrix is in one of the layouts that are offered.
+    with log_lines() as log, model.kernels.offered():
+        handle = llama_cpp.llama_adapter_lora_init(model.handle, os.fsencode(path))
+    if not handle:
+        raise ModelFileError(
+            f"The LoRA adapter '{path}' cannot be applied to '{model.path.name}': {log.cause()}.",
+            "Use an adapter made for this model.",
+        )
+    return handle

@@ -30,7 +30,7 @@ from edgespec.processes.trial import attempt_in_child
 
 # Of processor time: the largest vocabularies take two seconds, and computing with zeros 0.1 s a gigabyte.
 _MAX_S, _MAX_S_PER_GB = 20.0, 2.0
-_TRIAL = "edgespec.llama.trials.load_trial"
+_TRIAL = "edgespec.llama.load_trial"
 
 # Files whose headers this process need not look up again, with their layers for further tokens or without.
 _survived: dict[tuple[Path, bool], FileState] = {}

@@ -1,20 +1,126 @@
-"""Text to tokens and back, by the tokenizer in the GGUF file."""
+"""Text to tokens and back, by the tokenizer in the GGUF file.
+
+llama.cpp splits a text into words by regular expressions, most of them with std::regex, which recurses for
+every character: 27 kB of letters without a space overflow a stack of 8 MiB. Some expressions also scan the
+rest of a run from each of its characters. So the tokenizer gets a few thousand characters at a time.
+
+A text is split where every pre-tokenizer of llama.cpp ends a word whatever the context, so that the tokens
+are those of the whole text: after a single line break, between two words, before a comma. Where thousands of
+characters have no such place, as in a run of one character, it is split between kinds of characters, or after
+a fixed number of them; the tokens next to that split may then differ from those of the whole text. They may
+also differ for the few pre-tokenizers whose words reach across spaces (superbpe, exaone-moe).
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import re
+import threading
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import BackendError, ContextLengthError
-from edgespec.llama.tokenizer.deep_stack import on_deep_stack
-from edgespec.llama.tokenizer.text_chunks import split
 from edgespec.option import named
+
+Result = TypeVar("Result")
+
+_BYTES = 16 << 20  # of address space; only what is used of it takes memory
+_lock = threading.Lock()
+
+
+def on_deep_stack(action: Callable[[], Result]) -> Result:
+    """Run `action` in a thread of its own with a stack of 16 MiB, and return what it returns.
+
+    The usual stack sizes differ between systems and with `ulimit -s`. An exception that interrupts the
+    calling thread is raised when the action has ended, because the action uses what the caller might free.
+    """
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(action())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="deep-stack", daemon=True)
+    with _lock:
+        before = threading.stack_size(_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    interrupted: BaseException | None = None
+    while thread.is_alive():
+        try:
+            thread.join()
+        except BaseException as error:
+            interrupted = error
+    if interrupted is not None:
+        raise interrupted
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+MAX_CHARS = 4096
+_LONGEST_RUN = 1024  # of digits or of whitespace
+
+_LONG_RUN = re.compile(rf"(?<!\s)\s{{{_LONGEST_RUN + 1},}}|(?<!\d)\d{{{_LONGEST_RUN + 1},}}")
+_LETTER = r"[^\W\d_]"
+# A text is split after a match. The first three are ends of words for llama.cpp.
+_SPLITS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"\S\n(?={_LETTER})",
+        rf"{_LETTER}(?= {_LETTER})",
+        r"[^\W_](?=[.,!?…。，、।۔،])",  # noqa: RUF001
+        r"[^\W_](?=[^\w\s'’])",  # noqa: RUF001
+        rf"{_LETTER}(?=\d)",
+        r"\S(?=\s)",
+    )
+)
+
+
+def split(text: str, joined: Container[str] = ()) -> Iterator[str]:
+    """The chunks of a text, of at most MAX_CHARS characters each; joined, they are the text.
+
+    Args:
+        joined: pairs of characters not to be split if possible, because they occur in tokens that llama.cpp
+            looks for before it splits the text into words.
+    """
+    start = 0
+    for run in _LONG_RUN.finditer(text):
+        for end in range(run.start() + _LONGEST_RUN, run.end(), _LONGEST_RUN):
+            yield from _chunks(text, start, end, joined)
+            start = end
+    yield from _chunks(text, start, len(text), joined)
+
+
+def _chunks(text: str, start: int, end: int, joined: Container[str]) -> Iterator[str]:
+    while end - start > MAX_CHARS:
+        at = _split_point(text, start, start + MAX_CHARS, joined)
+        yield text[start:at]
+        start = at
+    if start < end:
+        yield text[start:end]
+
+
+def _split_point(text: str, start: int, end: int, joined: Container[str]) -> int:
+    """The last place before `end` to split at, of the best kind that occurs."""
+    for pattern in _SPLITS:
+        # Lookahead needs one character more than the chunk may have.
+        places = [match.end() for match in pattern.finditer(text, start, end + 1)]
+        for at in reversed(places):
+            if start < at < end and text[at - 1 : at + 1] not in joined:
+                return at
+    return end
+
 
 _BYTE_PAIR = 2  # llama_vocab_type: the only one that splits texts by regular expressions
 _COVERING = (1, 2, 5)  # kinds whose tokens cover every byte of a text: SentencePiece, byte-pair, RWKV

@@ -20,8 +20,8 @@ from edgespec.heads.head_context import HEAD_ROWS
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import kernel_layout, looks_up_rows
 from edgespec.llama.cache.shared_cells import PART
+from edgespec.llama.dry_run import AllocationStore, Shape
 from edgespec.llama.runtime.model import Model
-from edgespec.llama.trials.dry_run import AllocationStore, Shape
 from edgespec.machine.memory import PROCESS_BYTES
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint, vocabulary_bytes, work_bytes
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers

@@ -1,30 +1,104 @@
 """The child's part of reading an image: decode it, and turn it into embeddings with a model's projector.
 
-Run by `processes.trial` for `images.reader`.
+Run by `processes.trial` for `images.reader`. Only child processes load Pillow and llama.cpp's library for
+images, mtmd: they decode what strangers made, with limits on memory and time.
 """
 
 from __future__ import annotations
 
 import base64
 import ctypes
+import io
 import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageOps
 
-from edgespec.llama.projector.library import NoImageLibrary, load_library
-from edgespec.llama.projector.pixels import DamagedImage, ImageTooLarge, decode
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.model import Model
 from edgespec.machine.contention import ContentionWatch
+from edgespec.prebuilt import VARIABLE as LLAMA_CPP_FOLDER
 from edgespec.printable import one_line
 from edgespec.processes.limits import limited_memory, limited_time
+
+FOLDER = "MTMD_CPP_LIB"  # where the bindings look for it
+
+
+class NoImageLibrary(Exception):
+    """llama.cpp was compiled without the part that reads images, or it cannot be loaded."""
+
+
+def load_library() -> ModuleType:
+    """The bindings of the library, which is beside llama.cpp's own unless a person names another folder.
+
+    Raises:
+        NoImageLibrary: it is not there.
+    """
+    if FOLDER not in os.environ and LLAMA_CPP_FOLDER in os.environ:
+        os.environ[FOLDER] = os.environ[LLAMA_CPP_FOLDER]
+    try:
+        from llama_cpp import mtmd_cpp
+    except (OSError, RuntimeError, AttributeError) as error:  # whatever loading a library raises
+        raise NoImageLibrary(str(error)) from error
+    return mtmd_cpp
+
+
+_FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP")  # of the many that Pillow reads
+Image.MAX_IMAGE_PIXELS = None  # the limits of the caller apply instead
+
+
+class DamagedImage(Exception):
+    """An image cannot be decoded."""
+
+
+class ImageTooLarge(Exception):
+    """An image has too many pixels, or none.
+
+    Attributes:
+        size: width and height in pixels.
+    """
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        super().__init__(size)
+        self.size = size
+
+
+def decode(data: bytes, *, max_side: int, max_pixels: int) -> NDArray[np.uint8]:
+    """(height, width, 3) the first picture of a file, upright, in RGB without transparency.
+
+    Args:
+        max_side: most pixels of width and height.
+        max_pixels: most pixels of the picture.
+
+    Raises:
+        DamagedImage: it is incomplete, damaged, or needs more memory than this process may take.
+        ImageTooLarge: it exceeds the limits.
+    """
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            width, height = image.size
+            sides_fit = 0 < min(width, height) <= max(width, height) <= max_side
+            if not sides_fit or width * height > max_pixels:
+                raise ImageTooLarge(image.size)
+            image.load()
+            with suppress(Exception):  # a picture whose EXIF is damaged is shown as it is stored
+                ImageOps.exif_transpose(image, in_place=True)
+            if image.mode.startswith("I"):  # 16 bits of grey, which `convert` would cut off at 255
+                return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[..., None], 3, axis=2)
+            return np.array(image.convert("RGB"))
+    except ImageTooLarge:
+        raise
+    except Exception as error:  # whatever Pillow's parsers raise
+        raise DamagedImage from error
+
 
 _ERROR_LEVEL = 4  # ggml_log_level
 _DECODING_BYTES = 2 << 30  # 64 million pixels of up to 8 bytes, in several copies
