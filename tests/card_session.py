@@ -38,7 +38,7 @@ from edgespec.errors import EdgeSpecError, MemoryLimitError, StreamError
 from edgespec.kernels import ggml
 from edgespec.kernels.device_speed import measure_speeds, refuses_to_pin, transfer_times
 from edgespec.kernels.ggml import rpc
-from edgespec.kernels.ggml.devices import device_named
+from edgespec.kernels.ggml.buffer_types import device_named
 from edgespec.kernels.ggml.structs import Buffer, BufferType
 from edgespec.kernels.layouts import kernel_layouts
 from edgespec.kernels.watch import Watch

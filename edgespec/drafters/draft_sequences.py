@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from edgespec.drafters.draft_sequence import DraftSequence
-from edgespec.drafters.window import WHOLE, DraftWindow
+from edgespec.drafters.draft_sequence import WHOLE, DraftSequence, DraftWindow
 from edgespec.llama.cache.kv_cache import KVCache, close_all_but, open_beside, open_cache
 from edgespec.llama.runtime.context import Context
 from edgespec.speculation.drafters.base import DraftMemory

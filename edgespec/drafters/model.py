@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.drafters.draft_sequence import DraftSequence, DraftStep
+from edgespec.drafters.draft_sequence import WHOLE, DraftSequence, DraftStep, DraftWindow
 from edgespec.drafters.draft_sequences import DraftSequences, Wanted
 from edgespec.drafters.translation import Translation
-from edgespec.drafters.window import WHOLE, DraftWindow
 from edgespec.files.checked import CheckedFiles
 from edgespec.llama.cache.kv_cache import KVCache, common_prefix, decode_together
 from edgespec.llama.cache.states import BLOCK, StateStore, cache_identity

@@ -16,7 +16,7 @@ from typing import Any
 
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, rpc
-from edgespec.kernels.ggml.devices import device_named, pinned_buffer, pinned_memory_name
+from edgespec.kernels.ggml.buffer_types import device_named, pinned_buffer, pinned_memory_name
 from edgespec.kernels.ggml.structs import Tensor
 from edgespec.kernels.report import ROWS
 from edgespec.processes.trial import attempt_in_child

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from edgespec.config import Config, ModelConfig
+from edgespec.config import AUTO, NONE, Config, ModelConfig
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.drafting import Speculator
 from edgespec.engine.engine import Engine
@@ -24,19 +24,19 @@ from edgespec.kernels.layouts import own_in_use
 from edgespec.kernels.native.build import build_once, needs_build
 from edgespec.kernels.report_store import ensure_report, own_fault, report_notes, stored_report
 from edgespec.kernels.setting import OWN, cost_of_missing, own_allowed
+from edgespec.llama.build import current_build
 from edgespec.llama.row_rule import MAX_PADDED_ROWS
-from edgespec.llama.runtime.device_failures import shortages
+from edgespec.llama.runtime.device_failures import lost_devices, shortages
 from edgespec.llama.runtime.vetting import require_loadable
 from edgespec.loading.arguments import LoadArguments, checked_config, takes_options
-from edgespec.loading.devices import with_devices_left
 from edgespec.loading.drafter import (
     drafter_name,
     open_drafter,
+    open_head,
     open_policy,
     pair_costs,
     tree_limits,
 )
-from edgespec.loading.heads import open_head
 from edgespec.loading.models import open_drafting_model
 from edgespec.loading.state import LoadState
 from edgespec.loading.target import open_target
@@ -272,3 +272,21 @@ def _connect_workers(files: ModelFiles, state: LoadState) -> None:
         state.on_progress("Connecting to workers", 0.0)
     workers = connect(files, state)
     state.workers = None if workers is None else state.register(workers)
+
+
+def with_devices_left(config: Config) -> Config:
+    """The configuration without devices that are lost; without any, if no other one may be used.
+
+    A drafter may be what a card had no memory for. After that, it is on a card only if it was asked for.
+    """
+    devices, lost = config.devices, lost_devices()
+    if shortages() and devices.draft_device == AUTO:
+        config = config.with_(draft_device=NONE)
+    if not lost:
+        return config
+    names = tuple(name for name in devices.names if name not in lost)
+    if devices.draft_device in lost:
+        config = config.with_(draft_device=NONE)
+    if names or (current_build().gpus and not devices.names):
+        return config.with_(device=names)
+    return config.with_(device=(), gpu_layers=0, draft_device=NONE)

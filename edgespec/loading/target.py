@@ -10,7 +10,7 @@ from edgespec.errors import BackendError
 from edgespec.files.state import FileState
 from edgespec.files.user_folders import cache_folder
 from edgespec.heads.families import HiddenStateSource
-from edgespec.kernels.ggml.devices import pinned_memory_name
+from edgespec.kernels.ggml.buffer_types import pinned_memory_name
 from edgespec.llama.cache.state_cache import N_SEQUENCES
 from edgespec.llama.cache.states import cache_identity
 from edgespec.llama.first_layers import FirstLayers

@@ -12,7 +12,7 @@ from edgespec.errors import StreamError
 from edgespec.files.direct_reader import FileReader
 from edgespec.files.state import FileState
 from edgespec.kernels.ggml import Address
-from edgespec.kernels.ggml.devices import pinned_memory_name
+from edgespec.kernels.ggml.buffer_types import pinned_memory_name
 from edgespec.offload.layout import Piece, Store, StoredLayer
 from edgespec.offload.packing.index import remove_pack
 from edgespec.offload.weight_memory import PinnedMemory, WeightMemory

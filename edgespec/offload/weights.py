@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import BackendError, EdgeSpecError
+from edgespec.files.positioned import can_read_at_offsets
 from edgespec.generation.expert_use import ExpertUse
 from edgespec.kernels import ggml
-from edgespec.kernels.ggml import Address, UnbackedBufferType
+from edgespec.kernels.ggml import Address, UnbackedBufferType, UnsupportedBuild
 from edgespec.kernels.layouts import available_layouts
+from edgespec.kernels.watch import can_watch
+from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.graph import GraphObserver
 from edgespec.llama.runtime.weight_store import BufferTypes, WeightStore
 from edgespec.models.gguf.layers import ModelFiles, pattern_of
@@ -325,3 +328,17 @@ class StreamedWeights:
         n_experts = {index: self.store.experts[index].n_experts for index in used}
         stacks = {index: list(places) for index, places in used.items()}
         self._observers.append(ExpertSwitch(pool, stacks, n_experts))
+
+
+def check_supported() -> None:
+    """Make sure that weights can be streamed on this system with this llama.cpp build.
+
+    Raises:
+        UnsupportedBuild: they cannot; the text says why.
+    """
+    if not can_read_at_offsets():
+        raise UnsupportedBuild("this system lacks direct reads")
+    if not can_watch():
+        raise UnsupportedBuild("EdgeSpec's own library was not compiled")
+    start_backend()
+    ggml.check()

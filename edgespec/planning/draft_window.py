@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from edgespec.config import Config
-from edgespec.drafters.window import WHOLE, DraftWindow
+from edgespec.drafters.draft_sequence import WHOLE, DraftWindow
 from edgespec.models.gguf.experts import multiplied
 from edgespec.models.gguf.footprint import cells_for, query_elements
 from edgespec.models.gguf.layers import ModelFiles

@@ -15,7 +15,7 @@ import llama_cpp
 
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, rpc
-from edgespec.kernels.ggml.devices import device_named
+from edgespec.kernels.ggml.buffer_types import device_named
 from edgespec.llama.runtime.backend import start_backend
 
 STAND_IN = "EDGESPEC_CARD_ADDRESS"  # of a worker that stands in for a card, "host:port"

@@ -18,7 +18,7 @@ import edgespec
 from edgespec import GenerationConfig
 from edgespec.errors import UsageError
 from edgespec.kernels.ggml import rpc
-from edgespec.kernels.ggml.devices import device_named
+from edgespec.kernels.ggml.buffer_types import device_named
 from edgespec.kernels.native.guard import call_guard
 from edgespec.kernels.native.offload import can_be_set
 from edgespec.llama.build import current_build

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import edgespec
+from edgespec.drafters.draft_sequence import WHOLE, DraftWindow
 from edgespec.drafters.model import ModelDrafter
-from edgespec.drafters.window import WHOLE, DraftWindow
 from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Request
 from edgespec.engine.sessions.file import SessionFile

@@ -14,8 +14,8 @@ from edgespec.kernels import ggml
 from edgespec.kernels.native.guard import CallFailed, call_guard
 from edgespec.llama.runtime import device_failures
 from edgespec.llama.runtime.backend import LogLines
-from edgespec.loading import devices
-from edgespec.loading.devices import with_devices_left
+from edgespec.loading import load
+from edgespec.loading.load import with_devices_left
 
 CUDA_SAYS = "/src/ggml-cuda/ggml-cuda.cu:98: CUDA error"
 
@@ -95,7 +95,7 @@ def test_a_lost_device_is_not_asked_for_again(
     options: dict[str, Any], others: list[str], left: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error("vk::Queue::submit: ErrorDeviceLost")
-    monkeypatch.setattr(devices, "current_build", lambda: SimpleNamespace(gpus=others))
+    monkeypatch.setattr(load, "current_build", lambda: SimpleNamespace(gpus=others))
     found = with_devices_left(Config.of(model="m", **options)).devices
     assert (found.names, found.gpu_layers, found.draft_device) == left
 

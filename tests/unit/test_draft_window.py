@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.config import Config
-from edgespec.drafters.draft_sequence import DraftSequence
+from edgespec.drafters.draft_sequence import WHOLE, DraftSequence, DraftWindow
 from edgespec.drafters.draft_sequences import DraftSequences, Wanted
-from edgespec.drafters.window import WHOLE, DraftWindow
 from edgespec.llama.cache.kv_cache import KVCache
 from edgespec.llama.cache.shared_cells import SharedCells
 from edgespec.llama.cache.tree_cache import BranchingCache

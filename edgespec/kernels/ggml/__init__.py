@@ -8,7 +8,6 @@ ggml makes no promise about the layout of the structures involved (`structs`), s
 what its public functions say about real objects. No package but this one knows an offset.
 """
 
-from edgespec.kernels.ggml.backends import libraries_folder
 from edgespec.kernels.ggml.buffer_types import (
     extra_buffer_types,
     offer_buffer_types,
@@ -29,7 +28,7 @@ from edgespec.kernels.ggml.experts import (
     stack_of,
     write_copy,
 )
-from edgespec.kernels.ggml.functions import cpu_device, cpu_library, cpu_variant, functions
+from edgespec.kernels.ggml.functions import cpu_device, cpu_library, cpu_variant, functions, libraries_folder
 from edgespec.kernels.ggml.operations import (
     attention_operation,
     indexed_product,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from edgespec.errors import BackendError, DeviceLostError, DeviceMemoryError
 from edgespec.kernels.ggml import Address
-from edgespec.kernels.ggml.devices import name_of_device
+from edgespec.kernels.ggml.buffer_types import name_of_device
 from edgespec.llama.runtime.backend import LogLines, tells_of_memory
 from edgespec.option import named
 from edgespec.printable import one_line

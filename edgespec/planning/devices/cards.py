@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError
 from edgespec.kernels.ggml import Address, rpc
-from edgespec.kernels.ggml.devices import device_named
+from edgespec.kernels.ggml.buffer_types import device_named
 from edgespec.option import named
 from edgespec.profiles.figures import DeviceProfile
 

@@ -8,7 +8,7 @@ from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import own_in_use
 from edgespec.machine.cores import default_threads
 from edgespec.machine.memory import FreeMemory
-from edgespec.offload.support import check_supported
+from edgespec.offload.weights import check_supported
 from edgespec.planning.devices.assignment import LayerDevices
 from edgespec.planning.devices.card_placement import CardPlacement
 from edgespec.planning.devices.cards import Cards
