@@ -27,14 +27,10 @@ class DraftWindow:
 
     The middle of a long sequence is left out. It grows in steps of half the window, so that between two steps
     the drafter's cache only grows at its end.
-
-    Attributes:
-        last: most tokens at the end that are read; at least half as many are.
-        first: tokens at the beginning that are read.
     """
 
-    last: int
-    first: int = SINKS
+    last: int  # most tokens at the end that are read; at least half as many are
+    first: int = SINKS  # tokens at the beginning that are read
 
     @property
     def most(self) -> int:

@@ -16,17 +16,12 @@ ROOM = 256  # cells that branches kept from the last tree leave to the next one
 
 
 class Wanted(NamedTuple):
-    """A sequence that is drafted for, in the drafter's own tokens.
-
-    Attributes:
-        ranking: how its candidates are ranked; None if tokens are drawn.
-        branching: how many candidates of each node are wanted.
-        memory: whose state is its part of the cache; None to look for one that begins alike.
-    """
+    """A sequence that is drafted for, in the drafter's own tokens."""
 
     tokens: Sequence[int]
-    ranking: Ranking | None = None
-    branching: int = 0
+    ranking: Ranking | None = None  # how its candidates are ranked; None if tokens are drawn
+    branching: int = 0  # how many candidates of each node are wanted
+    # whose state is its part of the cache; None to look for one that begins alike
     memory: DraftMemory | None = None
 
 

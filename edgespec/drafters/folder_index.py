@@ -128,19 +128,12 @@ def _without_text(source: Path) -> UsageError:
 
 @dataclass(frozen=True)
 class _Index:
-    """An index, mapped into memory.
+    """An index, mapped into memory."""
 
-    Attributes:
-        stamps: the files of the folder.
-        lengths: tokens of each file, the break behind it included; 0 for those that hold no text.
-        left_out: files for which there was no room.
-        blocks: the tokens, and their suffix arrays.
-    """
-
-    stamps: list[_Stamp]
-    lengths: list[int]
-    left_out: int
-    blocks: list[CorpusBlock]
+    stamps: list[_Stamp]  # the files of the folder
+    lengths: list[int]  # tokens of each file, the break behind it included; 0 for those that hold no text
+    left_out: int  # files for which there was no room
+    blocks: list[CorpusBlock]  # the tokens, and their suffix arrays
 
     def tokens(self) -> dict[_Stamp, list[Tokens]]:
         """The tokens of each file that holds text, in parts where a block ends within it."""

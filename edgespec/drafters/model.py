@@ -41,17 +41,11 @@ _NO_STEP = object()
 
 @dataclass(frozen=True)
 class _Round:
-    """A round of one sequence, until the target has decided.
+    """A round of one sequence, until the target has decided."""
 
-    Attributes:
-        length: of the sequence.
-        promised: expected tokens of the pass, by the proposers alone.
-        by_model: whether the model drafts.
-    """
-
-    length: int
-    promised: float
-    by_model: bool
+    length: int  # of the sequence
+    promised: float  # expected tokens of the pass, by the proposers alone
+    by_model: bool  # whether the model drafts
 
 
 class ModelDrafter(MergingDrafter):

@@ -32,17 +32,13 @@ _HINT = "Name the assistant that was made for this model, or an ordinary drafter
 
 @dataclass(frozen=True)
 class AssistantHead(Head):
-    """The header of an assistant.
-
-    Attributes:
-        target_width: elements of the target's states, and of its own features.
-    """
+    """The header of an assistant."""
 
     role = HeadFamily.ASSISTANT.value
     keeps_cells = False  # it computes in its target's
 
     header: GGUFHeader
-    target_width: int
+    target_width: int  # elements of the target's states, and of its own features
 
     @property
     def shown_width(self) -> int:
@@ -76,11 +72,7 @@ class AssistantHead(Head):
 
 
 def read_assistant_head(header: GGUFHeader) -> AssistantHead:
-    """Read the header of an assistant.
-
-    Raises:
-        ModelFileError: it lacks something, or contradicts itself.
-    """
+    """Read the header of an assistant."""
     head = HeadHeader(header, "assistant")
     width, target_width = head.count("embedding_length"), head.count("embedding_length_out")
     layers = head.count("block_count")
@@ -179,7 +171,6 @@ class AssistantContext(HeadContext):
         Raises:
             DecodeAborted: the abort flag was set.
             NoRoomInCache: too few cells are free.
-            BackendError: llama.cpp refused the rows, or a context is closed.
         """
         rows = len(tokens)
         self.decode(

@@ -34,14 +34,10 @@ from edgespec.speculation.verification.base import DraftedTree
 
 @dataclass(frozen=True)
 class _ShownState:
-    """The last state (width,) that the target has shown of a sequence, and the sequence up to its token.
-
-    Attributes:
-        kv_cache: the cells of the sequence in the target's cache.
-    """
+    """The last state (width,) that the target has shown of a sequence, and the sequence up to its token."""
 
     memory: DraftMemory
-    kv_cache: KVCache
+    kv_cache: KVCache  # the cells of the sequence in the target's cache
     tokens: list[int]
     state: FloatArray
 

@@ -39,21 +39,13 @@ class BlockKind(Enum):
 
 @dataclass(frozen=True)
 class BlockHead(LayerHead):
-    """The header of a block head.
+    """The header of a block head."""
 
-    Attributes:
-        kind: of head.
-        block_size: positions of a block, the last token's included.
-        causal: whether a position sees only those before it.
-        mask_token: the token that stands at the positions to predict.
-        candidates: of each position whose pairs are scored; 0 for other heads than DFlash2.
-    """
-
-    kind: BlockKind
-    block_size: int
-    causal: bool
-    mask_token: int
-    candidates: int = 0
+    kind: BlockKind  # of head
+    block_size: int  # positions of a block, the last token's included
+    causal: bool  # whether a position sees only those before it
+    mask_token: int  # the token that stands at the positions to predict
+    candidates: int = 0  # of each position whose pairs are scored; 0 for other heads than DFlash2
 
     @property
     def n_drafts(self) -> int:
@@ -71,7 +63,6 @@ def read_block_head(header: GGUFHeader) -> BlockHead:
     """Read the header of a block head.
 
     Raises:
-        ModelFileError: it lacks something, or contradicts itself.
         PairingError: it is a DSpark head, which is not supported.
     """
     if any(tensor.name.startswith("markov_w") for tensor in header.tensors):
@@ -183,8 +174,6 @@ class BlockContext(HeadContext):
         width: elements of a token's features: those of all layers that it reads.
 
     Raises:
-        ModelFileError: the head's file is damaged.
-        MemoryLimitError: llama.cpp cannot allocate the context.
         UnsupportedBuild: this llama.cpp build has no heads.
     """
 
@@ -238,9 +227,6 @@ class BlockContext(HeadContext):
         Returns:
             Tokens (blocks, positions - 1, candidates), and scores (blocks, positions - 1, candidates,
             candidates): of each candidate of the position before, those of this position's.
-
-        Raises:
-            BackendError: there are none.
         """
         count, size = self.head.candidates, self.head.block_size
         rows = (
@@ -262,12 +248,9 @@ class BlockContext(HeadContext):
 
 @dataclass(frozen=True)
 class FeatureBatch(EncoderBatch):
-    """Rows without tokens that enter a sequence's cache, and give no logits.
+    """Rows without tokens that enter a sequence's cache, and give no logits."""
 
-    Attributes:
-        in_parts: whether positions have four parts (M-RoPE), of which sequences use the first three.
-    """
-
+    # whether positions have four parts (M-RoPE), of which sequences use the first three
     in_parts: bool = False
 
     @classmethod

@@ -20,11 +20,7 @@ class EagleHead(LayerHead):
 
 
 def read_eagle_head(header: GGUFHeader) -> EagleHead:
-    """Read the header of an EAGLE-3 head.
-
-    Raises:
-        ModelFileError: it lacks something, or contradicts itself.
-    """
+    """Read the header of an EAGLE-3 head."""
     head = HeadHeader(header)
     layers = read_layers(head)
     target_width, width = head.count("target_hidden_size"), head.count("embedding_length")

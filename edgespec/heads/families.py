@@ -43,12 +43,7 @@ def drafter_files(header: GGUFHeader) -> ModelFiles:
 
 
 def head_of(drafter: ModelFiles) -> Head | None:
-    """The head that drafts; None if a model does.
-
-    Raises:
-        ModelFileError: its header lacks something, or contradicts itself.
-        PairingError: it is a head that is not supported.
-    """
+    """The head that drafts; None if a model does."""
     if isinstance(drafter, MTPLayers | MTPFile):
         return MTPHead(drafter)
     header = drafter.headers[0]
@@ -119,8 +114,6 @@ def open_context(
         n_cells: of its cache; an assistant has those of its target.
 
     Raises:
-        ModelFileError: the head's file is damaged.
-        MemoryLimitError: llama.cpp cannot allocate the context.
         UnsupportedBuild: this llama.cpp build has no heads.
     """
     kind = HeadContext if beside is None else _CONTEXTS[head_family(read_header(model.path))]

@@ -41,7 +41,6 @@ class Head(ABC):
         The vocabularies' tokens are compared when both are loaded.
 
         Raises:
-            PairingError: it was not.
             ModelFileError: its table of drafted tokens is damaged.
         """
 

@@ -38,7 +38,6 @@ class HeadContext(Context):
         width: elements of a feature.
 
     Raises:
-        MemoryLimitError: llama.cpp cannot allocate the context.
         UnsupportedBuild: this llama.cpp build has no heads.
     """
 
@@ -84,16 +83,11 @@ class HeadContext(Context):
 
         Raises:
             DecodeAborted: the abort flag was set.
-            BackendError: llama.cpp refused the batch, or the context is closed.
         """
         return hidden
 
     def features(self, rows: int) -> FloatArray:
-        """(rows, width) of the first rows of the last call whose outputs were wanted: a copy.
-
-        Raises:
-            BackendError: there are none.
-        """
+        """(rows, width) of the first rows of the last call whose outputs were wanted: a copy."""
         return nextn.kept_rows(self, rows, self.width, "features").copy()
 
     def draft_from_zeros(self, known: int) -> None:
@@ -101,9 +95,6 @@ class HeadContext(Context):
 
         Args:
             known: tokens that the target has cached of sequence 0.
-
-        Raises:
-            BackendError: llama.cpp refuses the rows.
         """
         features = self.encode(np.zeros((known, self.shown_width), dtype=np.float32))
         for start in (0, known):

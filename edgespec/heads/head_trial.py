@@ -36,8 +36,6 @@ def require_draftable(head: Head, files: ModelFiles, target: ModelFiles) -> None
 
     Raises:
         BackendError: this llama.cpp build cannot draft with heads.
-        ModelFileError: it does not survive loading the head, or drafting with it.
-        UsageError: it does not survive drafting with layers of the target.
         InconclusiveTrial: the child process that was to find out was killed, starved or refused memory.
     """
     if fault := support_fault():
@@ -67,9 +65,6 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """The child's side: draft with the head at "path", beside its target at "beside" if there is one.
 
     Without a target, layers for multi-token prediction in the file draft. If "head", it has no others.
-
-    Raises:
-        EdgeSpecError: llama.cpp refused the file.
     """
     start_backend()
     beside = Path(request["beside"]) if "beside" in request else None

@@ -48,14 +48,10 @@ class MTPFile(ModelFiles):
     """The files of layers for multi-token prediction, as a drafter.
 
     Its headers have all of the files' tensors, and the settings of so many layers with attention.
-
-    Attributes:
-        n_layers: how many there are.
-        n_before: layers of the model that they follow.
     """
 
-    n_layers: int = 1
-    n_before: int = 0
+    n_layers: int = 1  # how many there are
+    n_before: int = 0  # layers of the model that they follow
 
 
 def read_mtp_file(headers: Sequence[GGUFHeader]) -> MTPFile:

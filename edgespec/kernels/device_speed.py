@@ -38,17 +38,12 @@ class DeviceFailed(Exception):
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """The measured speeds of a device.
+    """The measured speeds of a device."""
 
-    Attributes:
-        seconds: for a byte of weights of a type as in files, for each of ROWS.
-        transfer: seconds in which so many bytes get there and back; empty for what is not on this machine.
-        unpinned: whether no memory could be pinned for it, although it has such memory.
-    """
-
-    seconds: tuple[float, ...]
+    seconds: tuple[float, ...]  # for a byte of weights of a type as in files, for each of ROWS
+    # seconds in which so many bytes get there and back; empty for what is not on this machine
     transfer: Mapping[int, float] = field(default_factory=dict)
-    unpinned: bool = False
+    unpinned: bool = False  # whether no memory could be pinned for it, although it has such memory
 
 
 def measure_speeds(

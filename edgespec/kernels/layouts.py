@@ -198,23 +198,14 @@ def use_own() -> None:
 
 @dataclass(frozen=True)
 class ModelKernels:
-    """The kernels that compute a model, as they were chosen when it was loaded.
+    """The kernels that compute a model, as they were chosen when it was loaded."""
 
-    Attributes:
-        layouts: that its weights may be in.
-        instruction_set: of EdgeSpec's own kernels; None for the best.
-    """
-
-    layouts: tuple[KernelLayout, ...] = ()
-    instruction_set: str | None = None
+    layouts: tuple[KernelLayout, ...] = ()  # that its weights may be in
+    instruction_set: str | None = None  # of EdgeSpec's own kernels; None for the best
 
     @classmethod
     def chosen(cls, *, sequences_with_states: bool = False) -> ModelKernels:
-        """The kernels in use now.
-
-        Raises:
-            UsageError, BackendError: as kernel_layouts.
-        """
+        """The kernels in use now."""
         return cls(kernel_layouts(sequences_with_states=sequences_with_states), instruction_set())
 
     def new_planner(self) -> NodePlanner | None:
@@ -256,9 +247,6 @@ def kernel_layout(
 
     Args:
         layouts: to choose from; None for those in use.
-
-    Raises:
-        UsageError, BackendError: as kernel_layouts.
     """
     if layouts is None:
         layouts = kernel_layouts()
@@ -273,9 +261,6 @@ def weight_layout(
 
     Of the stacks of matrices, only experts are multiplied by index. Others, such as DeepSeek's attn_k_b, are
     multiplied as they are, and llama.cpp's loader does not rearrange them.
-
-    Raises:
-        UsageError, BackendError: as kernel_layouts.
     """
     if len(shape) == 3 and not _EXPERTS.search(name):
         return None
@@ -288,9 +273,6 @@ def measured_products(type_id: int) -> tuple[tuple[float, ...], tuple[float, ...
     Returns:
         Those in the layout that such weights get, and those with weights as they are in files; None if the
         trial has none.
-
-    Raises:
-        UsageError, BackendError: as kernel_layouts.
     """
     report = stored_report()
     by_layout = report.seconds.get(type_id, {}) if report is not None else {}
@@ -304,9 +286,6 @@ def kernels_identity() -> str:
     """The layouts in use, and the quantizations that do not take the first one that supports them.
 
     Kernels of different layouts round differently, so their results must not be mixed.
-
-    Raises:
-        UsageError, BackendError: as kernel_layouts.
     """
     names = tuple(layout.name for layout in kernel_layouts())
     versions = [f"{OWN}-{sources_digest()}" if name == OWN else name for name in names]
@@ -338,11 +317,7 @@ def check_sequences_with_states(layouts: Sequence[str]) -> None:
 
 
 def own_in_use() -> bool:
-    """True if EdgeSpec's own kernels compute what they can hold.
-
-    Raises:
-        UsageError, BackendError: as kernel_layouts.
-    """
+    """True if EdgeSpec's own kernels compute what they can hold."""
     return any(layout.name == OWN for layout in kernel_layouts())
 
 

@@ -20,18 +20,15 @@ Seconds = Mapping[str, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class TrialReport:
-    """The outcome of a trial.
+    """The outcome of a trial."""
 
-    Attributes:
-        problems: what is wrong with each layout that must not be used, such as "it crashes (segmentation
-            fault) at products of Q4_0"; by ggml's name.
-        seconds: for each quantization's type id, seconds of a product by layout ("plain" among them).
-        with_sequences: the same as `problems`, of layouts that must not be used where several sequences of a
-            model with a running state share a pass. Graphs of other models have no axis of sequences.
-    """
-
+    # what is wrong with each layout that must not be used, such as "it crashes (segmentation fault) at
+    # products of Q4_0"; by ggml's name
     problems: dict[str, str] = field(default_factory=dict)
+    # for each quantization's type id, seconds of a product by layout ("plain" among them)
     seconds: dict[int, dict[str, tuple[float, ...]]] = field(default_factory=dict)
+    # the same as `problems`, of layouts that must not be used where several sequences of a model with a
+    # running state share a pass. Graphs of other models have no axis of sequences.
     with_sequences: dict[str, str] = field(default_factory=dict)
 
     def fastest(self, type_id: int, layouts: Sequence[str]) -> str:

@@ -53,7 +53,6 @@ def ensure_report(trial: Callable[[], TrialReport] = run_trial) -> TrialReport:
 
     Raises:
         BackendError: llama.cpp does not work here at all.
-        UsageError: EDGESPEC_KERNELS has an unknown value.
     """
     global _found
     known = stored_report()
@@ -74,7 +73,6 @@ def layouts_in_use(available: Sequence[str], report: TrialReport | None) -> tupl
     """The available layouts (ggml's names) that are allowed and work, in the same order.
 
     Raises:
-        UsageError: EDGESPEC_KERNELS names a layout that is unavailable or unknown.
         BackendError: EDGESPEC_KERNELS names a layout that does not work.
     """
     allowed = allowed_layouts(available)

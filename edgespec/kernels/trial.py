@@ -52,7 +52,6 @@ def run_trial(command: Sequence[str] = (), timeout_s: float = TRIAL_TIMEOUT_S) -
         command: runs another worker; the layouts to leave out are added as the last argument.
 
     Raises:
-        BackendError: llama.cpp crashes or computes nonsense even with weights as they are in the file.
         LayoutsUntried: a child was killed, starved, stopped, or refused memory.
     """
     command = command or python_command(_WORKER)

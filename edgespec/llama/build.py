@@ -40,28 +40,19 @@ class BuildDevice:
 
 @dataclass(frozen=True)
 class Build:
-    """A llama.cpp build.
+    """A llama.cpp build."""
 
-    Attributes:
-        version: of llama-cpp-python, whose bindings are used.
-        features: of the processor, used by its kernels, by llama.cpp's names: AVX2, NEON ...
-        devices: without those that are lost; empty if ggml does not list them.
-        offloads: whether it was compiled for handing layers to a GPU.
-        origin: "compiled" when llama-cpp-python was installed, the "wheel" edgespec-llama, or a "folder" that
-            LLAMA_CPP_LIB_PATH names.
-        libraries: their folder.
-        wheel: the version of the wheel that they are from; empty if from none.
-        variant: the kind of processor that its kernels were chosen for, such as "haswell"; empty if it has
-            those for one alone.
-    """
-
-    version: str
-    features: tuple[str, ...]
-    devices: tuple[BuildDevice, ...]
-    offloads: bool
+    version: str  # of llama-cpp-python, whose bindings are used
+    features: tuple[str, ...]  # of the processor, used by its kernels, by llama.cpp's names: AVX2, NEON ..
+    devices: tuple[BuildDevice, ...]  # without those that are lost; empty if ggml does not list them
+    offloads: bool  # whether it was compiled for handing layers to a GPU
+    # "compiled" when llama-cpp-python was installed, the "wheel" edgespec-llama, or a "folder" that
+    # LLAMA_CPP_LIB_PATH names
     origin: str = COMPILED
-    libraries: str = ""
-    wheel: str = ""
+    libraries: str = ""  # their folder
+    wheel: str = ""  # the version of the wheel that they are from; empty if from none
+    # the kind of processor that its kernels were chosen for, such as "haswell"; empty if it has those for one
+    # alone
     variant: str = ""
 
     @property

@@ -77,15 +77,10 @@ class EmbeddingContextShape(Shape):
 
 @dataclass(frozen=True)
 class Allocation:
-    """Bytes of one context.
+    """Bytes of one context."""
 
-    Attributes:
-        cache: keys and values, or running states.
-        buffers: compute buffers and logits.
-    """
-
-    cache: int
-    buffers: int
+    cache: int  # keys and values, or running states
+    buffers: int  # compute buffers and logits
 
 
 class AllocationStore:
@@ -110,9 +105,6 @@ class AllocationStore:
 
         Returns:
             One for each shape; None if this llama.cpp build does not report it.
-
-        Raises:
-            ModelFileError, MemoryLimitError: as `dry_run`.
         """
         path = self._path(header, shapes, beside)
         found = read_json(path, lambda kept: [Allocation(**entry) for entry in kept])
@@ -143,10 +135,6 @@ def dry_run(
 
     Returns:
         One for each shape; None if this llama.cpp build does not report it.
-
-    Raises:
-        ModelFileError: llama.cpp cannot load the file.
-        MemoryLimitError: not even the logits fit.
     """
     found = []
     with ExitStack() as stack:

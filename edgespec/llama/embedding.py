@@ -23,9 +23,6 @@ class EmbeddingContext(Context):
 
     Attributes:
         width: elements of an embedding.
-
-    Raises:
-        MemoryLimitError, BackendError: as `Context`.
     """
 
     def __init__(

@@ -130,9 +130,6 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Returns:
         The names of a model's matrices in the "order" in which a pass reads them, if that was seen.
-
-    Raises:
-        EdgeSpecError: llama.cpp refused the file.
     """
     start_backend()
     path, mtp = Path(request["path"]), bool(request.get("mtp"))

@@ -56,8 +56,6 @@ def make_drafter(
     Raises:
         UsageError: an unknown quantization, a layer the target does not have, or nothing to change.
         ModelFileError: `target` is no GGUF model.
-        OutputError: `output` cannot be written.
-        BackendError: llama.cpp is missing, or cannot make or load this drafter.
     """
     dropped = sorted(set(drop_layers))
     _check_request(target, output, quantization, dropped, threads)

@@ -44,11 +44,7 @@ class BranchExactness(Enum):
 
 
 def try_branches(context: Context) -> BranchExactness:
-    """Compare trees with chains. The context must be empty, and is left empty.
-
-    Raises:
-        BackendError, MemoryLimitError: a pass failed for a reason other than its branches.
-    """
+    """Compare trees with chains. The context must be empty, and is left empty."""
     rng = np.random.default_rng(1)
     tokens = rng.integers(0, context.model.vocabulary.n_tokens, 64).tolist()
     first = _tree(tokens, _FIRST)

@@ -81,7 +81,6 @@ def checked_config(arguments: dict[str, Any]) -> Config:
 
     Raises:
         TypeError: there is no such argument.
-        UsageError: an argument is out of its range, or two contradict each other.
     """
     for name in arguments:
         if name not in _TYPES:

@@ -47,14 +47,10 @@ from edgespec.speculation.sources.text import TextSource
 
 @dataclass(frozen=True)
 class DrafterKind:
-    """The kinds of drafters.
+    """The kinds of drafters."""
 
-    Attributes:
-        model: whether a small model grows the tree.
-        proposers: the sources without a model that add to the tree, each to be called once a drafter.
-    """
-
-    model: bool
+    model: bool  # whether a small model grows the tree
+    # the sources without a model that add to the tree, each to be called once a drafter
     proposers: Sequence[Callable[[], Proposer]] = ()
 
     def new_proposers(self) -> list[Proposer]:
@@ -97,7 +93,6 @@ def open_drafter(target: Target, limits: TreeLimits, plan: Plan, state: LoadStat
     """The drafter: a model, prompt lookup, both, or none.
 
     Raises:
-        ModelFileError, MemoryLimitError: its model cannot be loaded.
         UsageError: the files to draft from cannot be read.
     """
     files = plan.drafter
@@ -217,7 +212,6 @@ def open_head(
     """The head as a drafter, which the target shows its hidden states from now on.
 
     Raises:
-        ModelFileError, MemoryLimitError: it cannot be loaded.
         PairingError: its vocabulary is not the target's.
         UsageError: the files to draft from cannot be read; or it computes in its target's cells, and layers
             of the target are elsewhere.

@@ -34,9 +34,6 @@ def open_model(
         mtp: whether its layers for multi-token prediction are to draft.
         token_texts: whether texts are to be tokenized with it.
         sent_from: of `Model`.
-
-    Raises:
-        ModelFileError, MemoryLimitError: it cannot be loaded.
     """
     state.on_progress(f"Loading {path.name}", 0.0)
     try:
@@ -70,9 +67,6 @@ def open_drafting_model(
 
     Args:
         devices, mtp: as of `open_model`.
-
-    Raises:
-        ModelFileError, MemoryLimitError: it cannot be loaded.
     """
     return open_model(
         files.paths[0],

@@ -81,11 +81,7 @@ class LoadState:
 
     @contextmanager
     def undone_on_failure(self) -> Iterator[None]:
-        """Close all that the block has opened, latest first, if it raises.
-
-        Raises:
-            MemoryLimitError: with how much memory is needed, which llama.cpp does not say.
-        """
+        """Close all that the block has opened, latest first, if it raises."""
         try:
             yield
         except BaseException as error:

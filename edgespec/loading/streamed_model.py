@@ -23,21 +23,13 @@ from edgespec.units import readable
 
 @dataclass
 class StreamPlan:
-    """A model that is ready to be streamed.
+    """A model that is ready to be streamed."""
 
-    Attributes:
-        files: the model, with layers that are on devices.
-        layout: which layers are resident, by what the store holds.
-        store: where its layers are read from.
-        states: of the model's files when the store was chosen.
-        notes: sentences that people should read.
-    """
-
-    files: ModelFiles
-    layout: StreamLayout
-    store: Store
-    states: States
-    notes: list[str] = field(default_factory=list)
+    files: ModelFiles  # the model, with layers that are on devices
+    layout: StreamLayout  # which layers are resident, by what the store holds
+    store: Store  # where its layers are read from
+    states: States  # of the model's files when the store was chosen
+    notes: list[str] = field(default_factory=list)  # sentences that people should read
 
     def open(
         self,
@@ -86,11 +78,6 @@ def prepare_stream(
         pack: "auto" (packs if the disk has room), "always" or "never".
         folder: of packed files.
         spread: the folders that people named for their parts.
-
-    Raises:
-        MemoryLimitError: the budget is too small for another store than was planned.
-        OutputError: the packed file cannot be written, with "always".
-        StreamError: the model cannot be read.
     """
     states, notes = current_states(files), list[str]()
     weights = streamable(files, layout.config.memory.experts)
@@ -126,10 +113,6 @@ def open_streamed_model(
         beside, while_loading: as for StreamedWeights.
         mtp: whether its layers for multi-token prediction are to draft; they are in memory.
         sent_from: rows of passes from which on weights are sent to the first of the devices; None for none.
-
-    Raises:
-        ModelFileError: llama.cpp cannot load it.
-        StreamError: its layers cannot be read, or its files have changed since it was planned.
     """
     on_progress(f"Loading {path.name}", 0.0)
     sent_to = None if sent_from is None else devices.devices[0]

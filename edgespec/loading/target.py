@@ -66,7 +66,6 @@ def open_target(
             possible with this model here.
         UsageError: there are LoRA adapters, and not all weights are in memory; or exact decoding was asked
             for, with larger trees than it allows here.
-        ModelFileError, MemoryLimitError, StreamError: its weights cannot be loaded.
     """
     plan, model, context = _open_context(plan, state, shown, while_loading)
     context.clear()  # refuses a model that keeps no cache of a text

@@ -50,11 +50,7 @@ class RemoteLayers(AllInMemory):
 
 
 def connect(files: ModelFiles, state: LoadState) -> WorkerPool | None:
-    """The workers that were named; None if there are none, or none that answers where that is allowed.
-
-    Raises:
-        BackendError, WorkerError: as WorkerPool.
-    """
+    """The workers that were named; None if there are none, or none that answers where that is allowed."""
     devices = state.config.devices
     if not devices.workers:
         return None
@@ -82,11 +78,7 @@ def connect(files: ModelFiles, state: LoadState) -> WorkerPool | None:
 def borrow_layers(
     assignment: LayerAssignment, workers: WorkerPool, state: LoadState
 ) -> tuple[DeviceLayers, RemoteLayers]:
-    """The layers on workers, for llama.cpp, and what notices that a worker is lost.
-
-    Raises:
-        WorkerError: one was lost meanwhile.
-    """
+    """The layers on workers, for llama.cpp, and what notices that a worker is lost."""
     borrowed = workers.borrow(lambda: state.abort.is_set)
     return DeviceLayers.of(assignment.used(borrowed)), RemoteLayers(
         lost=workers.lost, release=workers.close, setup_s=workers.sizing_s

@@ -302,7 +302,6 @@ class LayerRing:
             stop: polled while waiting; ends the wait.
 
         Raises:
-            StreamError: it could not be read.
             DecodeAborted: `stop` said so.
         """
         with self.slots.waiting():

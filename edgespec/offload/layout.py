@@ -74,17 +74,12 @@ class Read:
 
 @dataclass(frozen=True)
 class StoredLayer:
-    """The reads of a layer into a slot.
-
-    Attributes:
-        n_bytes: size of the slot it needs.
-        places: tensor name to its offset in the slot.
-    """
+    """The reads of a layer into a slot."""
 
     index: int
     pieces: tuple[Piece, ...]
-    places: Mapping[str, int]
-    n_bytes: int
+    places: Mapping[str, int]  # tensor name to its offset in the slot
+    n_bytes: int  # size of the slot it needs
 
     def only(self, names: Collection[str]) -> StoredLayer:
         """The reads that bring these tensors, and whatever shares a read with them."""
@@ -112,41 +107,28 @@ class StoredLayer:
 
 @dataclass(frozen=True)
 class ExpertRun:
-    """Consecutive bytes that every expert of a layer has, at equal distances in one file.
-
-    Attributes:
-        offset: of the first expert's.
-        distance: from one expert's to the next one's.
-        n_bytes: of one expert's.
-        at: where they belong in the slot.
-    """
+    """Consecutive bytes that every expert of a layer has, at equal distances in one file."""
 
     file: int
-    offset: int
-    distance: int
-    n_bytes: int
-    at: int
+    offset: int  # of the first expert's
+    distance: int  # from one expert's to the next one's
+    n_bytes: int  # of one expert's
+    at: int  # where they belong in the slot
 
 
 @dataclass(frozen=True)
 class StoredExperts:
-    """The reads of the experts of one layer, each into a slot of its own.
-
-    Attributes:
-        runs: what an expert consists of.
-        places: name of a stack to the offset of one expert's part in a slot.
-        n_bytes: size of the slot that an expert needs.
-        checksums: for each expert, those of its reads; empty if they are not known.
-        homes: for each expert, the file and offset of its reads, where they are spread over several files;
-            otherwise empty.
-    """
+    """The reads of the experts of one layer, each into a slot of its own."""
 
     index: int
     n_experts: int
-    runs: tuple[ExpertRun, ...]
-    places: Mapping[str, int]
-    n_bytes: int
+    runs: tuple[ExpertRun, ...]  # what an expert consists of
+    places: Mapping[str, int]  # name of a stack to the offset of one expert's part in a slot
+    n_bytes: int  # size of the slot that an expert needs
+    # for each expert, those of its reads; empty if they are not known
     checksums: Sequence[Sequence[int]] = ()
+    # for each expert, the file and offset of its reads, where they are spread over several files; otherwise
+    # empty
     homes: Sequence[Sequence[Home]] = ()
 
     def reads(self, expert: int) -> tuple[Read, ...]:
@@ -173,22 +155,17 @@ class StoredExperts:
 
 @dataclass(frozen=True)
 class Store:
-    """The source of layers: the model's own files, or a packed file or its parts.
-
-    Attributes:
-        kernels: tensor name to the name of the kernel layout it is stored in; plain tensors are absent.
-        experts: layer to its experts, where they are read one by one; they are not part of `layers` then.
-        spread: whether every file is on a disk of its own.
-        pack: the file with the index of packed layers; None for the model's own files.
-    """
+    """The source of layers: the model's own files, or a packed file or its parts."""
 
     paths: tuple[Path, ...]
     layers: Mapping[int, StoredLayer]
+    # tensor name to the name of the kernel layout it is stored in; plain tensors are absent
     kernels: Mapping[str, str]
     packed: bool
+    # layer to its experts, where they are read one by one; they are not part of `layers` then
     experts: Mapping[int, StoredExperts] = field(default_factory=dict)
-    spread: bool = False
-    pack: Path | None = None
+    spread: bool = False  # whether every file is on a disk of its own
+    pack: Path | None = None  # the file with the index of packed layers; None for the model's own files
 
     @property
     def n_disks(self) -> int:

@@ -55,9 +55,6 @@ class RereadWeights(AllInMemory):
     Args:
         layers: whose matrices may be sent, in the order in which passes read them.
         sent_to: the device.
-
-    Raises:
-        StreamError: the files cannot be opened.
     """
 
     rereads = True
@@ -70,11 +67,7 @@ class RereadWeights(AllInMemory):
         self._small: WeightMemory | None = None
 
     def loaded(self) -> None:
-        """The model is loaded: begin to read the first layers.
-
-        Raises:
-            MemoryLimitError, StreamError: there is no memory for layers, or no thread to read them.
-        """
+        """The model is loaded: begin to read the first layers."""
         small = self._store.layers[_SMALL]
         self._small = WeightMemory(max(small.n_bytes, 1))
         with closing(self._reader.begin_layers([small], self._small, 1)) as reads:

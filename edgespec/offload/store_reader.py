@@ -158,11 +158,7 @@ class LayersBeingRead:
             self._reader.read([piece], [view])
 
     def wait(self, on_progress: Callable[[float], None]) -> None:
-        """Wait until everything has been read.
-
-        Raises:
-            StreamError: as `StoreReader.read`.
-        """
+        """Wait until everything has been read."""
         for number, read in enumerate(self._reads):
             read.result()
             on_progress((number + 1) / len(self._reads))

@@ -89,18 +89,13 @@ class MappedTables:
 
 @dataclass(frozen=True)
 class _MappedTable:
-    """A table in a mapped file.
-
-    Attributes:
-        checksum: of its bytes when it was mapped.
-        state: of the file, in which the table had that checksum.
-    """
+    """A table in a mapped file."""
 
     table: FileTensor
     reader: FileReader
     area: mmap.mmap
-    checksum: int
-    state: FileState
+    checksum: int  # of its bytes when it was mapped
+    state: FileState  # of the file, in which the table had that checksum
 
     @classmethod
     def of(cls, path: Path, table: FileTensor) -> _MappedTable:

@@ -56,7 +56,6 @@ class StreamedWeights:
 
     Raises:
         UnsupportedBuild: this llama.cpp build is not as expected.
-        StreamError: the files cannot be opened.
     """
 
     rereads = False
@@ -215,7 +214,6 @@ class StreamedWeights:
         """The model is loaded: read the resident layers, and start streaming the others.
 
         Raises:
-            StreamError: a layer cannot be read.
             BackendError: llama.cpp could not create the layers' buffers.
         """
         tensors: dict[str, Address] = {}

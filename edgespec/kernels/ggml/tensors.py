@@ -74,15 +74,10 @@ def set_data(tensor: Address, data: Address) -> None:
 
 @dataclass(frozen=True)
 class TensorShape:
-    """A tensor's four dimensions.
+    """A tensor's four dimensions."""
 
-    Attributes:
-        sizes: elements along each, rows first.
-        strides: bytes from one element to the next along each.
-    """
-
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
+    sizes: tuple[int, ...]  # elements along each, rows first
+    strides: tuple[int, ...]  # bytes from one element to the next along each
 
     def in_streams(self, dimension: int, size: int) -> TensorShape:
         """Divide a dimension into streams of `size`, along the fourth; the elements stay in place."""

@@ -85,16 +85,11 @@ class BuildFailed(Exception):
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file to compile.
-
-    Attributes:
-        instruction_set: that the file is for; "any" if it is for all.
-        flags: beside those that all files have.
-    """
+    """One file to compile."""
 
     name: str
-    instruction_set: str
-    flags: tuple[str, ...]
+    instruction_set: str  # that the file is for; "any" if it is for all
+    flags: tuple[str, ...]  # beside those that all files have
 
 
 def library_path() -> Path | None:

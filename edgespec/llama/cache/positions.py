@@ -18,17 +18,11 @@ from edgespec.llama.runtime.batch import EmbeddedBatch, TokenBatch
 
 @dataclass(frozen=True)
 class RowSpan:
-    """Rows that take fewer positions than there are rows.
+    """Rows that take fewer positions than there are rows."""
 
-    Attributes:
-        start: index of the first.
-        rows: how many.
-        positions: that they take.
-    """
-
-    start: int
-    rows: int
-    positions: int
+    start: int  # index of the first
+    rows: int  # how many
+    positions: int  # that they take
 
     @property
     def end(self) -> int:

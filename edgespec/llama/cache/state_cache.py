@@ -29,19 +29,12 @@ _MANY = 256  # leaves: branches take no sequence ids here
 
 @dataclass(frozen=True)
 class _CachedTokens:
-    """The known contents of the cache; replaced as a whole, so an interruption leaves one or the other.
+    """The known contents of the cache; replaced as a whole, so an interruption leaves one or the other."""
 
-    Attributes:
-        home: the sequence that holds the text.
-        n_read: tokens whose state, keys and values are there.
-        pending: further tokens of the text.
-        trimmed: the sequence holds no cells behind these tokens.
-    """
-
-    home: int = 0
-    n_read: int = 0
-    pending: tuple[int, ...] = ()
-    trimmed: bool = True
+    home: int = 0  # the sequence that holds the text
+    n_read: int = 0  # tokens whose state, keys and values are there
+    pending: tuple[int, ...] = ()  # further tokens of the text
+    trimmed: bool = True  # the sequence holds no cells behind these tokens
 
 
 @dataclass(frozen=True)
@@ -62,15 +55,10 @@ class _DecodedTree:
 
 @dataclass(frozen=True)
 class TreeRows:
-    """The place of a tree's rows in its pass.
+    """The place of a tree's rows in its pass."""
 
-    Attributes:
-        rows: (tree's rows,) of each, its row in the pass.
-        n_without: leading rows of the pass that want no logits.
-    """
-
-    rows: IntArray
-    n_without: int
+    rows: IntArray  # (tree's rows,) of each, its row in the pass
+    n_without: int  # leading rows of the pass that want no logits
 
     def select(self, logits: FloatArray) -> FloatArray:
         """The tree's rows of the pass's logits, as a view if that is possible."""

@@ -37,15 +37,10 @@ def tells_of_memory(line: str) -> bool:
 
 @dataclass
 class LogLines:
-    """Lines that llama.cpp logs during a block.
+    """Lines that llama.cpp logs during a block."""
 
-    Attributes:
-        errors: the first error lines.
-        info: lines of information.
-    """
-
-    errors: list[str] = field(default_factory=list)
-    info: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # the first error lines
+    info: list[str] = field(default_factory=list)  # lines of information
 
     def add(self, level: int, text: str) -> None:
         """Keep a line, if its level is one of those that are kept."""
@@ -105,9 +100,6 @@ def build_identity() -> str:
     ordered sums differently.
 
     Rounding and speed depend on these.
-
-    Raises:
-        UsageError: EDGESPEC_KERNELS cannot be obeyed.
     """
     start_backend()
     features = llama_cpp.llama_print_system_info().decode()

@@ -23,17 +23,11 @@ IntArray = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class StateBranches:
-    """The branches of one sequence's rows, where layers keep a running state.
+    """The branches of one sequence's rows, where layers keep a running state."""
 
-    Attributes:
-        parents: (rows,) of each row, an earlier one; -1 for the first row, and for rows of padding.
-        certain: leading rows, each the parent of the next one, after which the state is kept.
-        first_cell: that of the first row.
-    """
-
-    parents: IntArray
-    certain: int
-    first_cell: int
+    parents: IntArray  # (rows,) of each row, an earlier one; -1 for the first row, and for rows of padding
+    certain: int  # leading rows, each the parent of the next one, after which the state is kept
+    first_cell: int  # that of the first row
 
 
 @dataclass(frozen=True)
@@ -42,28 +36,19 @@ class TokenBatch:
 
     A row may belong to several sequences. It attends to the cells of its first sequence, at positions up to
     its own.
-
-    Attributes:
-        tokens: (rows,) token ids.
-        positions: (rows,) positions in the text, the first token at 0.
-        sequence_ids: flat; row i belongs to sequence_ids[offsets[i]:offsets[i + 1]].
-        offsets: (rows + 1,).
-        wants_logits: (rows,) bool.
-        padding: rows at the end whose results are not used.
-        padding_wants_logits: whether rows of padding that are added want logits if any other row does.
-        features: (rows, width) what a draft head reads beside each token; None for models. Rows of padding
-            have none.
-        branches: of a sequence whose running state branches; None if each row follows the one before it.
     """
 
-    tokens: IntArray
-    positions: IntArray
-    sequence_ids: IntArray
-    offsets: NDArray[np.int64]
-    wants_logits: NDArray[np.bool_]
-    padding: int = 0
+    tokens: IntArray  # (rows,) token ids
+    positions: IntArray  # (rows,) positions in the text, the first token at 0
+    sequence_ids: IntArray  # flat; row i belongs to sequence_ids[offsets[i]:offsets[i + 1]]
+    offsets: NDArray[np.int64]  # (rows + 1,)
+    wants_logits: NDArray[np.bool_]  # (rows,) bool
+    padding: int = 0  # rows at the end whose results are not used
+    # (rows, width) what a draft head reads beside each token; None for models. Rows of padding have none.
     features: NDArray[np.float32] | None = None
+    # of a sequence whose running state branches; None if each row follows the one before it
     branches: StateBranches | None = None
+    # whether rows of padding that are added want logits if any other row does
     padding_wants_logits: bool = True
 
     def __len__(self) -> int:

@@ -79,7 +79,6 @@ class Context:
             there are no such layers.
 
     Raises:
-        MemoryLimitError: llama.cpp cannot allocate the context.
         BackendError: llama.cpp refuses it for another reason; or it is to have several sequences of a model
             with a running state, which was loaded in a kernel layout that computes them wrongly; or the model
             was loaded without the layers to compute.
@@ -305,11 +304,7 @@ class Context:
         return error
 
     def synchronize(self) -> None:
-        """Wait until devices have computed all that they were given.
-
-        Raises:
-            DeviceLostError, DeviceMemoryError: one has failed.
-        """
+        """Wait until devices have computed all that they were given."""
         guard = self.model.guard
         if guard is None:
             llama_cpp.llama_synchronize(self.handle)

@@ -20,19 +20,12 @@ _HERE = r"^(token_embd|output)\."
 
 @dataclass(frozen=True)
 class DeviceLayers:
-    """The last layers of a model, on devices, or what is left of them without some of their weights.
+    """The last layers of a model, on devices, or what is left of them without some of their weights."""
 
-    Attributes:
-        devices: ggml's, in the order of the layers.
-        counts: how many layers each of them gets; at least one.
-        output: whether the output, which makes logits, is on the last device too.
-        kept_names: of weights of these layers that stay on this machine's processor.
-    """
-
-    devices: tuple[Address, ...] = ()
-    counts: tuple[int, ...] = ()
-    output: bool = False
-    kept_names: tuple[str, ...] = ()
+    devices: tuple[Address, ...] = ()  # ggml's, in the order of the layers
+    counts: tuple[int, ...] = ()  # how many layers each of them gets; at least one
+    output: bool = False  # whether the output, which makes logits, is on the last device too
+    kept_names: tuple[str, ...] = ()  # of weights of these layers that stay on this machine's processor
 
     @classmethod
     def of(

@@ -34,9 +34,6 @@ def layout_overrides(
     Args:
         gpu_layers: on devices, the output included.
         kept_names: of weights of these layers that are not on devices.
-
-    Raises:
-        ModelFileError: the model's files cannot be read.
     """
     header, as_measured = read_header(path), follows_ggml(layouts)
     count = header.block_count or 0
@@ -65,11 +62,7 @@ def layout_overrides(
 
 
 def output_override(path: Path, layouts: Sequence[KernelLayout]) -> list[tuple[str, Address]]:
-    """The override that gives the output the fastest of these layouts, where all else is as in the file.
-
-    Raises:
-        ModelFileError: the model's files cannot be read.
-    """
+    """The override that gives the output the fastest of these layouts, where all else is as in the file."""
     for part in ModelFiles.of(read_header(path)).headers:
         for tensor in part.tensors:
             if tensor.name == _OUTPUT:

@@ -82,7 +82,6 @@ class Model:
         MemoryLimitError: there is not enough memory.
         UsageError, BackendError: EDGESPEC_KERNELS cannot be obeyed, or llama.cpp does not work here.
         BackendError: llama.cpp cannot compute in this process, because it had computed before the fork.
-        DeviceLostError: a device has failed.
     """
 
     def __init__(

@@ -39,15 +39,10 @@ _orders: dict[Path, tuple[str, ...]] = {}
 
 @dataclass(frozen=True)
 class _Verdict:
-    """The outcome of vetting a file.
+    """The outcome of vetting a file."""
 
-    Attributes:
-        failure: the reason that llama.cpp ends; empty if it survives.
-        order: as `reading_order`.
-    """
-
-    failure: str
-    order: tuple[str, ...] = ()
+    failure: str  # the reason that llama.cpp ends; empty if it survives
+    order: tuple[str, ...] = ()  # as `reading_order`
 
     @classmethod
     def from_json(cls, kept: Any) -> _Verdict:
@@ -127,7 +122,6 @@ def require_survived(path: Path, *, mtp: bool = False) -> None:
 
     Raises:
         ModelFileError: llama.cpp does not survive loading it, or it is no readable GGUF file.
-        UsageError: as `require_loadable`.
         InconclusiveTrial: as `require_loadable`.
     """
     parts = parts_by_name(path)

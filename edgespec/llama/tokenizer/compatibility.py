@@ -32,15 +32,11 @@ def differs(target: Vocabulary, drafter: Vocabulary) -> str:
 
 @dataclass(frozen=True)
 class CompatibilityCheck:
-    """One comparison, and its outcome.
-
-    Attributes:
-        needed: whether drafting by token ids is possible only if this passes.
-    """
+    """One comparison, and its outcome."""
 
     name: str
     passed: bool
-    needed: bool
+    needed: bool  # whether drafting by token ids is possible only if this passes
     detail: str
 
 

@@ -19,19 +19,12 @@ _ENCODERS = (
 
 @dataclass(frozen=True)
 class EmbeddingShape:
-    """The properties of an embedding model.
+    """The properties of an embedding model."""
 
-    Attributes:
-        pooling: "mean" of all tokens' states, that of the first one ("cls"), or that of the "last" one.
-        causal: whether a token sees only those before it, so a sequence may be read in pieces.
-        context: tokens of the longest sequence; 0 if the file does not say.
-        width: elements of a token's state; 0 if the file does not say.
-    """
-
-    pooling: str
-    causal: bool
-    context: int
-    width: int
+    pooling: str  # "mean" of all tokens' states, that of the first one ("cls"), or that of the "last" one
+    causal: bool  # whether a token sees only those before it, so a sequence may be read in pieces
+    context: int  # tokens of the longest sequence; 0 if the file does not say
+    width: int  # elements of a token's state; 0 if the file does not say
 
     @property
     def in_pieces(self) -> bool:

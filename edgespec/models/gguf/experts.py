@@ -22,15 +22,11 @@ _STACK = re.compile(r"blk\.\d+\.ffn_\w+_exps\.weight")
 
 @dataclass(frozen=True)
 class LayerExperts:
-    """The experts of one layer.
-
-    Attributes:
-        tensors: the stacks, in file order; each has shape (columns, rows, n_experts).
-    """
+    """The experts of one layer."""
 
     index: int
     n_experts: int
-    tensors: tuple[FileTensor, ...]
+    tensors: tuple[FileTensor, ...]  # the stacks, in file order; each has shape (columns, rows, n_experts)
 
     @property
     def n_bytes(self) -> int:
@@ -49,18 +45,13 @@ class LayerExperts:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """A model's streamable weights, with the experts that are streamed one by one apart.
+    """A model's streamable weights, with the experts that are streamed one by one apart."""
 
-    Attributes:
-        layers: what every token needs of each layer, or everything if no experts are apart; layers without
-            such weights are absent.
-        experts: of each layer that has any; empty if whole layers are streamed.
-        n_used: experts that each token is sent to, in each of these layers.
-    """
-
+    # what every token needs of each layer, or everything if no experts are apart; layers without such weights
+    # are absent
     layers: tuple[Layer, ...]
-    experts: tuple[LayerExperts, ...] = ()
-    n_used: int = 0
+    experts: tuple[LayerExperts, ...] = ()  # of each layer that has any; empty if whole layers are streamed
+    n_used: int = 0  # experts that each token is sent to, in each of these layers
 
     @property
     def n_experts(self) -> int:

@@ -26,19 +26,12 @@ _TOKEN_BYTES, _MERGE_BYTES = 160, 150  # for an entry in llama.cpp's vocabulary,
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of memory.
+    """Bytes of memory."""
 
-    Attributes:
-        weights: all tensors.
-        cache: keys and values, and running states.
-        buffers: compute buffers and logits.
-        tables: those of the weights that can be left in the file where others are streamed; see
-            `ModelFiles.tables`.
-    """
-
-    weights: int
-    cache: int
-    buffers: int
+    weights: int  # all tensors
+    cache: int  # keys and values, and running states
+    buffers: int  # compute buffers and logits
+    # those of the weights that can be left in the file where others are streamed; see `ModelFiles.tables`
     tables: int = 0
 
     @property

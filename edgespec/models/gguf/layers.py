@@ -91,22 +91,15 @@ def layers_of_each_kind(layers: Sequence[Layer]) -> int:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model's files, in order, with their headers.
-
-    Attributes:
-        mtp: its layers for multi-token prediction, if it has some. The headers are without them.
-    """
+    """A model's files, in order, with their headers."""
 
     headers: tuple[GGUFHeader, ...]
+    # its layers for multi-token prediction, if it has some. The headers are without them.
     mtp: MTPLayers | None = None
 
     @classmethod
     def of(cls, header: GGUFHeader) -> ModelFiles:
-        """All files of the model that `header` is the first or only file of.
-
-        Raises:
-            ModelFileError: a part is missing or damaged.
-        """
+        """All files of the model that `header` is the first or only file of."""
         paths = split_paths(header)
         return cls.of_headers([header if path == header.path else read_header(path) for path in paths])
 
@@ -195,12 +188,9 @@ class MTPLayers(ModelFiles):
 
     Its headers have the tensors of these layers and nothing else, and the settings of so many layers. Their
     paths are the model's.
-
-    Attributes:
-        n_layers: how many there are.
     """
 
-    n_layers: int = 1
+    n_layers: int = 1  # how many there are
 
 
 def mtp_count(header: GGUFHeader) -> int:

@@ -49,16 +49,13 @@ BLOCK_SIZES: dict[int, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """A metadata array, of which only the element type's name (such as "string") and the length are kept.
-
-    Attributes:
-        values: of a short array of integers or truth values, its elements.
-        byte_range: of an array of strings, the first byte in the file, and the byte after the last one.
-    """
+    """A metadata array, of which only the element type's name (such as "string") and the length are kept."""
 
     element_type: str
     length: int
+    # of a short array of integers or truth values, its elements
     values: tuple[int, ...] = field(default=(), compare=False)
+    # of an array of strings, the first byte in the file, and the byte after the last one
     byte_range: tuple[int, int] = field(default=(0, 0), compare=False)
 
 
@@ -79,21 +76,16 @@ _STATES = ("ssm", "wkv", "kda", "shortconv")
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """A checked header; every tensor lies inside the file, after `data_offset`, in file order.
-
-    Attributes:
-        metadata: scalars and strings as they are, arrays as ArrayInfo.
-        fingerprint: 32 hex digits over the header's bytes (metadata, names, shapes, types).
-    """
+    """A checked header; every tensor lies inside the file, after `data_offset`, in file order."""
 
     path: Path
     version: int
-    metadata: dict[str, Any]
+    metadata: dict[str, Any]  # scalars and strings as they are, arrays as ArrayInfo
     tensors: tuple[TensorInfo, ...]
     alignment: int
     data_offset: int
     file_bytes: int
-    fingerprint: str
+    fingerprint: str  # 32 hex digits over the header's bytes (metadata, names, shapes, types)
 
     @property
     def architecture(self) -> str:

@@ -185,8 +185,6 @@ def resolve(
 
     Raises:
         ModelFileError: there is no such file or name, or the model's package is missing.
-        UsageError: the quantization matches several files, or none.
-        HubError, OutputError: it cannot be downloaded.
     """
     name = DEFAULT if model is None else os.fspath(model)
     path = expanded(name)

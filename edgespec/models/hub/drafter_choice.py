@@ -19,16 +19,11 @@ FAMILY = "catalog"  # the kind of models of the same family
 
 @dataclass(frozen=True)
 class DrafterCandidate:
-    """A local drafter.
-
-    Attributes:
-        kind: "registered", "catalog" or "made".
-        top1: its measured agreement; None if not measured.
-    """
+    """A local drafter."""
 
     path: Path
-    kind: str
-    top1: float | None = None
+    kind: str  # "registered", "catalog" or "made"
+    top1: float | None = None  # its measured agreement; None if not measured
 
     @property
     def reason(self) -> str:

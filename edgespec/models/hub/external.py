@@ -27,23 +27,14 @@ _DEEPEST = 4  # folders below a models folder; without a limit, a slow disk woul
 
 @dataclass(frozen=True)
 class ExternalModel:
-    """A model of another program.
+    """A model of another program."""
 
-    Attributes:
-        name: what to type for it: ollama's own name, `org/repo:quant`, or the name of the file.
-        also: other names that mean it, in small letters.
-        source: "ollama", "lm studio", "llama.cpp" or "folder".
-        path: its file, or the first of them.
-        n_bytes: of all its files.
-        quant: its quantization; empty if the name has none.
-    """
-
-    name: str
-    also: frozenset[str]
-    source: str
-    path: Path
-    n_bytes: int
-    quant: str = ""
+    name: str  # what to type for it: ollama's own name, `org/repo:quant`, or the name of the file
+    also: frozenset[str]  # other names that mean it, in small letters
+    source: str  # "ollama", "lm studio", "llama.cpp" or "folder"
+    path: Path  # its file, or the first of them
+    n_bytes: int  # of all its files
+    quant: str = ""  # its quantization; empty if the name has none
 
     @property
     def place(self) -> str:

@@ -37,20 +37,14 @@ _MAX_BYTES = 256 << 20  # of a header: the limit of `models.gguf.cursor`
 
 @dataclass(frozen=True)
 class InspectedModel:
-    """A model's headers, in order.
-
-    Attributes:
-        path: its first file; None if it is only on the Hub.
-        approximate: the headers are made of the catalog's sizes, as no file could be read.
-        projector: the header of its projector, if both are only on the Hub.
-    """
+    """A model's headers, in order."""
 
     headers: tuple[GGUFHeader, ...]
-    path: Path | None
+    path: Path | None  # its first file; None if it is only on the Hub
     entry: catalog.CatalogEntry | None
     notes: tuple[str, ...] = ()
-    approximate: bool = False
-    projector: GGUFHeader | None = None
+    approximate: bool = False  # the headers are made of the catalog's sizes, as no file could be read
+    projector: GGUFHeader | None = None  # the header of its projector, if both are only on the Hub
 
 
 def inspect_model(
@@ -59,9 +53,6 @@ def inspect_model(
     """The headers of a local model, or else of the one on the Hub that would be pulled.
 
     If the Hub gives none, the catalog's sizes of a well-known model have to do.
-
-    Raises:
-        EdgeSpecError: as catalog.resolve, or the file is not a GGUF file.
     """
     try:
         found = catalog.resolve(model, hub=hub, fetch=False)
@@ -227,7 +218,6 @@ class RemoteHeaders:
 
         Raises:
             HubError: the Hub cannot be asked, or gives no size.
-            ModelFileError: the file is not a GGUF file, or damaged.
         """
         with translated(self._hub, self._repository.repo):
             with self._first:

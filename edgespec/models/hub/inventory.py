@@ -17,22 +17,15 @@ from edgespec.models.hub.repository import Hub
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model on this machine.
+    """A model on this machine."""
 
-    Attributes:
-        name: what to type for it.
-        source: "hub", "package", "made"; "ollama", "lm studio", "llama.cpp" or "folder" for models that lie
-            elsewhere.
-        n_bytes: of all its files, a projector that several models share included.
-        projector: the file by which a model from the Hub sees; None if it has none.
-    """
-
-    name: str
+    name: str  # what to type for it
+    # "hub", "package", "made"; "ollama", "lm studio", "llama.cpp" or "folder" for models that lie elsewhere
     source: str
     path: Path
-    n_bytes: int
+    n_bytes: int  # of all its files, a projector that several models share included
     quant: str
-    projector: Path | None = None
+    projector: Path | None = None  # the file by which a model from the Hub sees; None if it has none
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON for scripts."""

@@ -53,16 +53,11 @@ class HubName:
 
 @dataclass(frozen=True)
 class ModelVariant:
-    """One model in a repository: its files in order, their total size, and its quantization.
-
-    Attributes:
-        n_bytes: 0 if the Hub gives no sizes.
-        label: such as "Q4_K_M"; empty if the name has none.
-    """
+    """One model in a repository: its files in order, their total size, and its quantization."""
 
     paths: tuple[str, ...]
-    n_bytes: int
-    label: str
+    n_bytes: int  # 0 if the Hub gives no sizes
+    label: str  # such as "Q4_K_M"; empty if the name has none
 
     @property
     def name(self) -> str:

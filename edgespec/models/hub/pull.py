@@ -27,10 +27,6 @@ def pull(
     Args:
         fetch: whether the network may be used.
         refresh: ask the Hub for a newer version even if the model is in the cache.
-
-    Raises:
-        UsageError: the quantization matches several files, or none.
-        HubError, OutputError: it cannot be downloaded.
     """
     hub = hub or Hub.from_environment()
     models = dict(cached_models(hub, name.repo))

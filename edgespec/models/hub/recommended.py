@@ -28,15 +28,11 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class RecommendedSampling:
-    """Recommended settings.
+    """Recommended settings."""
 
-    Attributes:
-        values: by their names in GenerationConfig; empty if nothing is known.
-        sources: where each comes from, for people.
-    """
-
+    # by their names in GenerationConfig; empty if nothing is known
     values: Mapping[str, float] = field(default_factory=dict)
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)  # where each comes from, for people
 
 
 def recommended_sampling(header: GGUFHeader, *, thinks: bool | None = None) -> RecommendedSampling:
@@ -111,18 +107,12 @@ def _only_thinks(text: str, _template: str, _thinks: bool | None) -> bool:
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """The settings recommended for the models of a family.
+    """The settings recommended for the models of a family."""
 
-    Attributes:
-        name: as people know it.
-        pattern: what is searched in the model's architecture and names, in small letters.
-        values: by their names in GenerationConfig.
-        fits: by these names, its chat template, and whether it is told to think.
-    """
-
-    name: str
-    pattern: str
-    values: Mapping[str, float]
+    name: str  # as people know it
+    pattern: str  # what is searched in the model's architecture and names, in small letters
+    values: Mapping[str, float]  # by their names in GenerationConfig
+    # by these names, its chat template, and whether it is told to think
     fits: Callable[[str, str, bool | None], bool] = _always
 
 

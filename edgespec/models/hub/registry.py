@@ -76,9 +76,6 @@ class PairRegistry:
 
         A preferred one is the only one of its target. It stays so when it is measured again, and gives way to
         another that a person registers.
-
-        Raises:
-            OutputError: the file cannot be written.
         """
 
         def changed(pairs: list[DrafterPair]) -> list[DrafterPair]:
@@ -95,11 +92,7 @@ class PairRegistry:
         self.forget_all(self.concerning(target, [drafter] if drafter else []))
 
     def forget_all(self, gone: Collection[DrafterPair]) -> None:
-        """Forget these pairs.
-
-        Raises:
-            OutputError: the file cannot be written.
-        """
+        """Forget these pairs."""
         if gone:
             self._change(lambda pairs: [pair for pair in pairs if pair not in gone])
 

@@ -29,21 +29,14 @@ _LOG_IN = "Log in with 'hf auth login', or set HF_TOKEN"
 
 @dataclass(frozen=True)
 class Hub:
-    """The address of the Hub, and the folder in which its files are kept.
-
-    Attributes:
-        token: sent to the Hub only.
-        offline: never use the network.
-        timeout: seconds without a byte after which a request fails.
-        pause: seconds before the first retry after a failure; it doubles.
-    """
+    """The address of the Hub, and the folder in which its files are kept."""
 
     endpoint: str
     cache: Path
-    token: str | None = None
-    offline: bool = False
-    timeout: float = 10.0
-    pause: float = 1.0
+    token: str | None = None  # sent to the Hub only
+    offline: bool = False  # never use the network
+    timeout: float = 10.0  # seconds without a byte after which a request fails
+    pause: float = 1.0  # seconds before the first retry after a failure; it doubles
 
     @classmethod
     def from_environment(cls) -> Hub:
@@ -88,16 +81,11 @@ class Hub:
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a repository.
-
-    Attributes:
-        n_bytes: its size; 0 if the Hub does not say.
-        digest: its SHA-256, or its git hash (40 digits) for a small one; empty if the Hub does not say.
-    """
+    """A file of a repository."""
 
     path: str
-    n_bytes: int
-    digest: str
+    n_bytes: int  # its size; 0 if the Hub does not say
+    digest: str  # its SHA-256, or its git hash (40 digits) for a small one; empty if the Hub does not say
 
 
 @dataclass(frozen=True)

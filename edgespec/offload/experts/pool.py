@@ -155,7 +155,6 @@ class ExpertPool:
             stop: polled while waiting; ends the wait.
 
         Raises:
-            StreamError: one could not be read. The next try reads it anew.
             DecodeAborted: `stop` said so.
         """
         if self._absent or self._wanted:

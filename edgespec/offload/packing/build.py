@@ -60,10 +60,6 @@ def build_pack(
         rates: folders for its parts, with the bytes per second that the disk of each reads; none keeps
             everything in one file.
         experts: those that are to be read one by one, which are not among the layers' weights.
-
-    Raises:
-        OutputError: the disk is full, or the folder cannot be written to.
-        StreamError: the model's files cannot be read, or change while they are read.
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     states = current_states(files)
@@ -373,11 +369,7 @@ class _ReadAhead:
         self._read_next()
 
     def next(self) -> tuple[int, memoryview]:
-        """The address and a view of the next tensor's bytes, valid until the next call.
-
-        Raises:
-            StreamError: it cannot be read.
-        """
+        """The address and a view of the next tensor's bytes, valid until the next call."""
         assert self._coming is not None, "there are no more tensors"
         found = self._coming.result()
         self._read_next()

@@ -83,7 +83,6 @@ def choose_store(
 
     Raises:
         OutputError: the packed file cannot be written, with `pack` "always".
-        StreamError: the model cannot be read.
     """
     plain = plain_store(files, weights.layers, weights.experts)
     remove_abandoned(folder)  # killed packing leaves files as large as the model

@@ -64,15 +64,10 @@ def equal_rates(folders: Sequence[Path]) -> list[float]:
 
 @dataclass(frozen=True)
 class PackFolders:
-    """The folders that people named for a pack's parts.
+    """The folders that people named for a pack's parts."""
 
-    Attributes:
-        folders: absolute, as named; none keeps the pack in the cache folder.
-        rates_of: by which they get their shares.
-    """
-
-    folders: tuple[Path, ...] = ()
-    rates_of: RatesOf = equal_rates
+    folders: tuple[Path, ...] = ()  # absolute, as named; none keeps the pack in the cache folder
+    rates_of: RatesOf = equal_rates  # by which they get their shares
 
     @property
     def in_memory(self) -> tuple[Path, ...]:
@@ -122,9 +117,5 @@ IN_CACHE = PackFolders()
 
 
 def named_folders(names: Iterable[str], rates_of: RatesOf = equal_rates) -> PackFolders:
-    """The folders that people named so.
-
-    Raises:
-        UsageError: one is in the home of a user who has none.
-    """
+    """The folders that people named so."""
     return PackFolders(tuple(in_home(name).absolute() for name in names if name), rates_of)

@@ -63,9 +63,6 @@ def pack_path(folder: Path, files: ModelFiles, *, experts: bool = False) -> Path
 
     Args:
         experts: whether its experts can be read one by one.
-
-    Raises:
-        UsageError: the variable has an unknown value.
     """
     header = files.headers[0]
     setting = kernels_setting()
@@ -114,7 +111,6 @@ def open_pack(
     Raises:
         PartGone: a part of it is gone, damaged or another pack's.
         StalePack: it does not exist, is damaged, or does not match this model, build and CPU.
-        StreamError: the model's files cannot be read.
     """
     try:
         index = read_index(path)

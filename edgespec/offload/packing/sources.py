@@ -36,17 +36,12 @@ States = tuple[FileState, ...]
 
 @dataclass(frozen=True)
 class Sources:
-    """The origin of a packed file.
+    """The origin of a packed file."""
 
-    Attributes:
-        hashes: layer to the hash of its weights in the model's files.
-        states: known states of model files with these weights, a tuple for each copy of the model.
-        note: the file in which further states are noted.
-    """
-
-    hashes: Mapping[int, str]
+    hashes: Mapping[int, str]  # layer to the hash of its weights in the model's files
+    # known states of model files with these weights, a tuple for each copy of the model
     states: tuple[States, ...]
-    note: Path | None = None
+    note: Path | None = None  # the file in which further states are noted
 
     def fit(
         self, files: ModelFiles, on_progress: Callable[[float], None], layers: Sequence[Layer] | None = None
