@@ -110,6 +110,14 @@ class PromptEndpoint(_EndpointBase):
             context: that of the translated request.
         """
 
+    def keep_alive(self, body: object) -> float | None:
+        """Seconds that a request wants the idle model to stay loaded, negative for ever; None for no wish.
+
+        Raises:
+            UsageError: what it wants is no time.
+        """
+        return None
+
     def counted(self, prompt_tokens: int) -> Event:
         """The answer of an endpoint that counts tokens."""
         return {"input_tokens": prompt_tokens}

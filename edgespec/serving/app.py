@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from itertools import dropwhile
 from typing import Any, Generic
 
@@ -79,7 +78,7 @@ class Application:
             *_answering(handler),
             *(Route(f"{_OLLAMA}{name}", _refuse_unsupported, methods=_ANY) for name in _UNSUPPORTED),
             Route("/api/tags", self._describe(lambda card: card.tags(listed))),
-            Route("/api/ps", self._describe(lambda card: card.running(listed[0]))),
+            Route("/api/ps", self._describe(lambda card: card.running(listed[0], not self._worker.asleep))),
             Route("/api/show", self._describe(ModelCard.shown), methods=["POST"]),
             Route("/api/version", _version),
             Route("/v1/models", self._list_models),
@@ -124,36 +123,29 @@ class Application:
         return JSONResponse(protocol.model(name, self._started, **self._loaded()))
 
     def _loaded(self) -> dict[str, Any]:
-        """The context of the loaded model, and whether it sees images."""
-        with suppress(Unavailable), self._worker.borrowed() as model:
-            return {"context": model.card.context, "sees": model.card.sees}
-        return {"context": 0}
+        """The context of the model, and whether it sees images."""
+        return {"context": self._worker.card.context, "sees": self._worker.card.sees}
 
     def _beside_answers(self) -> list[Route]:
         """The page, and the routes that describe how prompts are answered."""
         return [Route(PAGE, Page().answer), *(Route(path, self._properties) for path in _PROPERTIES)]
 
     async def _properties(self, http: HTTPRequest) -> Response:
-        try:
-            with self._worker.borrowed() as model:
-                most, running = self._worker.parallel, self._worker.running
-                if http.url.path == "/props":
-                    return JSONResponse(properties(model.engine, most))
-                return JSONResponse(slots(model.engine, most, running))
-        except Unavailable as refusal:
-            return refusal.response()
+        card, most = self._worker.card, self._worker.parallel
+        if http.url.path == "/props":
+            return JSONResponse(properties(card, most))
+        return JSONResponse(slots(card, most, self._worker.running))
 
     def _describe(
         self, describe: Callable[[ModelCard], dict[str, Any]]
     ) -> Callable[[HTTPRequest], Coroutine[Any, Any, Response]]:
-        """A handler that describes the loaded model."""
+        """A handler that describes the model."""
 
         async def handler(_http: HTTPRequest) -> Response:
-            try:
-                with self._worker.borrowed() as model:
-                    return JSONResponse(describe(model.card))
-            except Unavailable as refusal:
+            if self._worker.failure:
+                refusal = Unavailable(self._worker.failure)
                 return refusal.response(failure(refusal))
+            return JSONResponse(describe(self._worker.card))
 
         return handler
 

@@ -194,6 +194,7 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
                 return _DirectReply(endpoint.reply(body, engine, limits))
             warnings = Warnings()
             asked = endpoint.translate(body, warnings)
+            self.worker.keep(endpoint.keep_alive(body))
             if not isinstance(asked, TranslatedRequest):
                 return _DirectReply(asked)
             chat = asked.messages is not None

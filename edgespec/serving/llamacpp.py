@@ -17,6 +17,7 @@ from edgespec.api.messages import ChatMessages, read_messages
 from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
 from edgespec.generation.result import Chunk, Generation
+from edgespec.serving.ollama.model_card import ModelCard
 from edgespec.version import __version__
 
 if TYPE_CHECKING:
@@ -137,21 +138,21 @@ def with_template(body: object, engine: Engine, limits: Limits) -> Event:
     return {"prompt": said.decode("utf-8", "replace")}
 
 
-def properties(engine: Engine, parallel: int) -> Event:
+def properties(card: ModelCard, parallel: int) -> Event:
     """The body of `/props`."""
     return {
-        "default_generation_settings": {"n_ctx": engine.context},
+        "default_generation_settings": {"n_ctx": card.context},
         "total_slots": parallel,
-        "model_path": engine.target.model.path.name,
-        "modalities": {"vision": engine.sees_images, "audio": False},
+        "model_path": card.name,
+        "modalities": {"vision": card.sees, "audio": False},
         "build_info": f"edgespec {__version__}",
     }
 
 
-def slots(engine: Engine, parallel: int, running: int) -> list[Event]:
+def slots(card: ModelCard, parallel: int, running: int) -> list[Event]:
     """The body of `/slots`."""
     return [
-        {"id": slot, "n_ctx": engine.context, "speculative": True, "is_processing": slot < running}
+        {"id": slot, "n_ctx": card.context, "speculative": True, "is_processing": slot < running}
         for slot in range(parallel)
     ]
 

@@ -117,11 +117,14 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
         model: closed by the worker.
         waiting: most requests in the queue, besides those being answered.
         parallel: most answers at once.
+        keep_alive: seconds that an idle model stays loaded; for ever if it is negative.
         reopen: loads the model again; takes a progress callback, which may raise to stop loading.
         on_status: called with a sentence when the model fails, and when it is back.
 
     Attributes:
         parallel: as given.
+        card: the description of the model that is loaded, or was.
+        asleep: whether the model is unloaded because it was idle; the next request loads it.
         metrics: figures of all answers since the start.
     """
 
@@ -133,8 +136,13 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
         on_status: Callable[[str], None],
         *,
         parallel: int = 1,
+        keep_alive: float = -1.0,
     ) -> None:
         self._model: ServedT | None = model
+        self.card = model.card
+        self._usual_keep_alive = self._keep_alive = keep_alive
+        self._idle_since = time.monotonic()
+        self.asleep = self._wanted = False
         self._reopen = reopen
         self._on_status = on_status
         self.parallel = parallel
@@ -188,17 +196,33 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
         finally:
             slot.release()
 
+    def keep(self, seconds: float | None) -> None:
+        """Keep an idle model loaded for so long; as long as usual if that is None."""
+        with self._changed:
+            self._keep_alive = self._usual_keep_alive if seconds is None else seconds
+            self._idle_since = time.monotonic()
+            self._changed.notify_all()
+
     @contextmanager
     def borrowed(self, expected: ServedT | None = None) -> Iterator[ServedT]:
         """The model, for what may run beside an answer; it is not closed in the meantime.
+
+        A model that is asleep is loaded first, which may take minutes.
 
         Args:
             expected: the only model that will do; None for whichever is loaded.
 
         Raises:
             Unavailable: the model failed and has not been reloaded yet, or another one is loaded by now.
+            ShuttingDown: the server ended before the model was loaded.
         """
         with self._changed:
+            if expected is None and self.asleep:
+                self._wanted = True
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: not self.asleep or self._closing)
+                if self._closing:
+                    raise ShuttingDown
             model = self._loaded(expected)
             self._borrowers += 1
         try:
@@ -282,11 +306,35 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
         if idle:  # once, until there was another request
             release_free_memory()
         with self._changed:
-            self._changed.wait_for(is_over)
+            self._idle_since = max(self._idle_since, time.monotonic() - _IDLE_S)
+            while not is_over():
+                left = self._idle_since + self._keep_alive - time.monotonic()
+                if self._keep_alive < 0:
+                    self._changed.wait()
+                elif left > 0 or self._open or self._borrowers:
+                    self._changed.wait(max(left, _IDLE_S))
+                else:
+                    self.asleep = True
+                    return False
             return not self._closing
+
+    def _sleep(self) -> None:
+        """Unload the model, and load it when a request wants it."""
+        self._close_model()
+        release_free_memory()
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or self._wanted)
+        if not self._closing:
+            self._load()
+        with self._changed:
+            self.asleep = self._wanted = False
+            self._keep_alive = self._usual_keep_alive
+            self._changed.notify_all()
 
     def _work(self) -> None:
         while True:
+            if self.asleep:
+                self._sleep()
             with self._changed:
                 wait = max(0.0, self._retry_at - time.monotonic()) if self._model is None else None
                 self._changed.wait_for(lambda: self._closing or self._queue, wait)
@@ -358,6 +406,7 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
             self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
             return
         with self._changed:
-            self._model = model
+            had_failed, self._model, self.card = bool(self._failure), model, model.card
             self._failure = ""
-        self._on_status("Reloaded the model.")
+        if had_failed:
+            self._on_status("Reloaded the model.")

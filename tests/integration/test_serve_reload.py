@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Hashable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.sequence import TextSequence
+from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
+from edgespec.serving.keep_alive import parse_keep_alive
 from edgespec.units import readable_count
 from tests.least_memory import load_in_least_memory
 from tests.serving import CHAT, RESPONSE, TEXT, Running, load, serving
@@ -127,3 +130,43 @@ def test_everything_follows_the_file_after_a_reload(tmp_path: Path, short_path: 
     parameters = shown["model_info"]["general.parameter_count"]
     assert listed["details"]["parameter_size"] == readable_count(parameters)
     assert shown == {**expected[1], "modelfile": "FROM model.gguf"}
+
+
+def test_an_idle_model_is_unloaded_until_a_request_needs_it(short_path: Path) -> None:
+    loaded: list[Engine] = []
+
+    def loading() -> Engine:
+        loaded.append(load(short_path, 1024))
+        return loaded[-1]
+
+    with serving(loading) as server:
+        text = server.text()
+        unload = {"prompt": "", "keep_alive": 0}
+        assert server.post("/api/generate", unload)[1]["done_reason"] == "unload"
+        wait_until(lambda: server.get("/api/ps")[1] == {"models": []})
+        wait_until(lambda: loaded[0].closed)
+        assert server.get("/health")[0] == 200
+        assert len(server.get("/v1/models")[1]["data"]) == len(server.get("/api/tags")[1]["models"]) == 1
+        assert (server.text(), len(loaded)) == (text, 2)
+        assert len(server.get("/api/ps")[1]["models"]) == 1
+        # It is unloaded at once behind an answer, too, and any number of requests load it once.
+        assert server.post("/api/generate", {"prompt": "a", "stream": False, "keep_alive": "0s"})[0] == 200
+        wait_until(lambda: loaded[1].closed)
+        with ThreadPoolExecutor(4) as users:
+            assert set(users.map(lambda _: server.text(), range(4))) == {text}
+        assert len(loaded) == 3
+        assert server.post("/api/generate", {"prompt": "a", "keep_alive": "soon"})[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [("5m", 300), ("1h30m", 5400), ("250ms", 0.25), ("0", 0), (0, 0), (30, 30), ("-1", -1), ("-1m", -60)],
+)
+def test_times_to_stay_loaded(given: str | int, seconds: float) -> None:
+    assert parse_keep_alive(given) == seconds
+
+
+@pytest.mark.parametrize("given", ["", "soon", "5 m", "m", "5mm", "1e3", True, None, "9" * 80, [5]])
+def test_what_is_no_time_to_stay_loaded(given: object) -> None:
+    with pytest.raises(UsageError):
+        parse_keep_alive(given)

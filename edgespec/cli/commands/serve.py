@@ -67,6 +67,15 @@ def serve(
         list[str] | None,
         option(_PANEL, "--alias", "Another name for the model, or a pattern; repeatable.", metavar="NAME"),
     ] = None,
+    keep_alive: Annotated[
+        str,
+        option(
+            _PANEL,
+            "--keep-alive",
+            "Unload an idle model after this time, such as 5m, until a request needs it. -1: never.",
+            metavar="TIME",
+        ),
+    ] = "-1",
     log: Annotated[
         str | None,
         option(
@@ -137,6 +146,7 @@ def serve(
         from edgespec.serving.completion_handler import CompletionHandler
         from edgespec.serving.embeddings import EmbeddingHandler, EmbeddingWorker, ServedEmbedder
         from edgespec.serving.engine_worker import EngineWorker
+        from edgespec.serving.keep_alive import parse_keep_alive
         from edgespec.serving.origins import checked_origin
         from edgespec.serving.request_log import request_logger
         from edgespec.serving.served_model import ServedModel
@@ -148,6 +158,7 @@ def serve(
             "The HTTP server is not installed.", "Install it: pip install 'edgespec[serve]'"
         ) from error
     cors = None if cors is None else checked_origin(cors)
+    idle_s = parse_keep_alive(keep_alive, "--keep-alive")
     with ExitStack() as stack:
         listeners = stack.enter_context(listening(addresses, port))
         shown = terminal.note if terminal.verbose or terminal.is_watched else None
@@ -167,6 +178,7 @@ def serve(
                 lambda progress: ServedEmbedder(open_embedder(again, progress)),
                 terminal.warn,
                 parallel=parallel,
+                keep_alive=idle_s,
             )
             stack.callback(embedding.close)
             handler = EmbeddingHandler(embedding, model, limits, aliases=aliases, on_request=on_request)
@@ -189,6 +201,7 @@ def serve(
                 lambda progress: served(open_engine(again, progress)),
                 terminal.warn,
                 parallel=parallel,
+                keep_alive=idle_s,
             )
             stack.callback(worker.close)
             handler = CompletionHandler(

@@ -13,6 +13,7 @@ from edgespec.api.endpoint import (
 )
 from edgespec.api.refusals import Refusal
 from edgespec.api.warnings import Warnings
+from edgespec.serving.keep_alive import parse_keep_alive
 from edgespec.serving.ollama.response_builder import OllamaBuilder
 from edgespec.serving.ollama.translation import chat_as_chat, generate_as_chat
 
@@ -33,7 +34,12 @@ class OllamaEndpoint(PromptEndpoint):
 
     def translate(self, body: object, warnings: Warnings) -> TranslatedRequest | Event:
         asked = (chat_as_chat if self._chat else generate_as_chat)(body, warnings)
-        return asked or OllamaBuilder(model=self._model, chat=self._chat).loaded()
+        stays = self.keep_alive(body) != 0
+        return asked or OllamaBuilder(model=self._model, chat=self._chat).loaded(stays=stays)
+
+    def keep_alive(self, body: object) -> float | None:
+        asked = body.get("keep_alive") if isinstance(body, dict) else None
+        return None if asked is None else parse_keep_alive(asked)
 
     def response_builder(
         self, request: CompletionRequest, *, model: str, prompt_tokens: int, context: Any

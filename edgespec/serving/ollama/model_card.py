@@ -24,7 +24,7 @@ class ModelCard:
     """A loaded model, as the headers of its files describe it.
 
     Args:
-        context: maximum tokens of a request; an attribute, too.
+        path, context: of the model, and its maximum tokens of a request; `name` and `context` are attributes.
         capabilities: what it can do, by Ollama's names.
     """
 
@@ -32,7 +32,7 @@ class ModelCard:
         header = read_header(path)
         parts = [header if part == header.path else read_header(part) for part in split_paths(header)]
         self._facts = describe(parts, memory={})
-        self._name = path.name
+        self.name = path.name
         self._modified = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat()
         self.context = context
         self._capabilities = list(capabilities)
@@ -46,8 +46,10 @@ class ModelCard:
         """The body of `/api/tags`: the model under all its names."""
         return {"models": [{**self._entry(name), "modified_at": self._modified} for name in names]}
 
-    def running(self, name: str) -> dict[str, Any]:
-        """The body of `/api/ps`: the model stays loaded for as long as the server runs."""
+    def running(self, name: str, is_loaded: bool = True) -> dict[str, Any]:
+        """The body of `/api/ps`."""
+        if not is_loaded:
+            return {"models": []}
         more = {"expires_at": _FOREVER, "size_vram": 0, "context_length": self.context}
         return {"models": [{**self._entry(name), **more}]}
 
@@ -56,7 +58,7 @@ class ModelCard:
         facts = self._facts
         family = facts["architecture"]
         return {
-            "modelfile": f"FROM {self._name}",
+            "modelfile": f"FROM {self.name}",
             "parameters": f"num_ctx {self.context}",
             "template": "",
             "details": self._details,

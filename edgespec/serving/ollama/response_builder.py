@@ -64,9 +64,10 @@ class OllamaBuilder:
         """A line that says nothing, for the time of waiting."""
         return self._head() | self._said("", "", []) | {"done": False}
 
-    def loaded(self) -> Event:
-        """The body that answers a request without a prompt."""
-        return self._head() | self._said("", "", []) | {"done": True, "done_reason": "load"}
+    def loaded(self, *, stays: bool) -> Event:
+        """The body that answers a request without a prompt, which loads the model, or unloads it."""
+        reason = "load" if stays else "unload"
+        return self._head() | self._said("", "", []) | {"done": True, "done_reason": reason}
 
     def _head(self) -> Event:
         return {"model": self._model, "created_at": datetime.now(UTC).isoformat()}

@@ -39,7 +39,7 @@ class OllamaFields(Settings):
         "top_logprobs": _LOGPROBS,
         **dict.fromkeys(("width", "height", "steps"), "Answers are text."),
     }
-    without_effect: ClassVar[tuple[str, ...]] = ("keep_alive",)
+    without_effect: ClassVar[tuple[str, ...]] = ("keep_alive",)  # read by the endpoint
 
     stream: bool = True
     options: dict[str, Any] | None = None
