@@ -197,7 +197,7 @@ class Decoder:
     def finish(self, sequence: TextSequence, reason: FinishReason) -> Chunk:
         """End an answer, and its sequence in the cache where plain decoding would have."""
         answer = sequence.answer
-        answer.generation.plain_pass_s = self._speculator.plain_passes.seconds
+        answer.generation.plain_pass_s = self._speculator.plain_passes.of(answer.generation.passes)
         try:
             last = answer.finish(reason)
             with self._access.held_for_cleanup() as is_open:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from edgespec.costs.curves import Curve
 from edgespec.generation.result import PassRecord
 
 _RECENT_S = 300.0
 _MAX_PASSES = 32  # of each kind, the latest
+_ENOUGH = 3  # plain passes of an answer
 
 
 class PlainPasses:
@@ -35,8 +36,7 @@ class PlainPasses:
 
     def add(self, record: PassRecord) -> None:
         """Learn from a pass over one sequence, which read nothing of prompts."""
-        # What was read while the drafter worked would have to be waited for without a drafter.
-        seconds, now = record.target_s + record.hidden_draft_s, self._clock()
+        seconds, now = _without_drafts(record), self._clock()
         if record.nodes == 1:
             self._plain.append((now, seconds))
         elif self._curve is not None and (tree_s := self._curve.at(record.nodes)) > 0:
@@ -47,7 +47,18 @@ class PlainPasses:
         """The median of recent plain passes, or else what passes with trees say; 0 if there were none."""
         return self._median(self._plain) or self._median(self._derived)
 
+    def of(self, passes: Sequence[PassRecord]) -> float:
+        """The median of an answer's own plain passes if it has enough, or else that of recent ones."""
+        own = [_without_drafts(record) for record in passes[1:] if record.nodes == 1 and not record.shared]
+        return statistics.median(own) if len(own) >= _ENOUGH else self.seconds
+
     def _median(self, passes: deque[tuple[float, float]]) -> float:
         since = self._clock() - _RECENT_S
         recent = [seconds for at, seconds in passes if at >= since]
         return statistics.median(recent) if recent else 0.0
+
+
+def _without_drafts(record: PassRecord) -> float:
+    """Seconds of a pass if nothing had been drafted for it."""
+    # What was read while the drafter worked would have to be waited for without a drafter.
+    return record.target_s + record.hidden_draft_s

@@ -19,6 +19,7 @@ from edgespec.generation.result import Generation, MemoryUse
 from edgespec.images.rows import PlacedImage
 from edgespec.option import named
 from edgespec.profiles.store import ProfileKeys
+from edgespec.speculation.drafters.base import NoDrafter
 from edgespec.speculation.spliced import SplicedText
 from edgespec.text.answer_plan import AnswerPlanner
 from edgespec.text.encoding import Encoder, Prompt
@@ -119,6 +120,7 @@ class SequenceMaker:
             exact=self._target.rule is not None and config.rule.kind.invariant,
             verify=str(config.rule),
             lossy=config.rule.kind.lossy,
+            drafts=not isinstance(self._speculator.drafter, NoDrafter),
             memory=replace(self._memory),
         )
         # The time to load counts once, for the first answer.

@@ -176,7 +176,9 @@ class Generation:
         lossy: whether that rule may accept what the target would not have chosen.
         seed: the seed in force; 0 when greedy.
         passes: a record of every target pass.
-        plain_pass_s: seconds of a pass without drafts, by the passes of the last minutes; 0 if unknown.
+        drafts: something proposes tokens, where that pays.
+        plain_pass_s: seconds of a pass without drafts, by the answer's own or the last minutes' passes; 0 if
+            unknown.
     """
 
     text: str = ""
@@ -196,6 +198,7 @@ class Generation:
     lossy: bool = False
     seed: int = 0
     passes: list[PassRecord] = field(default_factory=list)
+    drafts: bool = False
     plain_pass_s: float = 0.0
     timings: Timings = field(default_factory=Timings)
     memory: MemoryUse = field(default_factory=MemoryUse)
@@ -240,6 +243,12 @@ class Generation:
     def drafted(self) -> int:
         """The number of drafted tokens."""
         return sum(p.nodes - 1 for p in self.passes)
+
+    @property
+    def paused_drafting(self) -> bool:
+        """True if most passes had no drafts because these did not pay."""
+        plain = sum(record.nodes == 1 for record in self.passes)
+        return self.drafts and 2 * plain > len(self.passes) > 1 and not any(p.shared for p in self.passes)
 
     @property
     def experts(self) -> ExpertUse | None:

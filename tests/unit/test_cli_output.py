@@ -49,7 +49,11 @@ def test_statistics_line() -> None:
     answer.timings.decode_s = 2.0
     assert format_statistics(answer) == "5 tokens, 1.00/s"
     answer.plain_pass_s, answer.timings.verify_s, answer.timings.io_wait_s = 0.8, 1.5, 0.5
-    assert format_statistics(answer) == "5 tokens, 1.00/s, 0.8x"
+    assert format_statistics(answer) == "5 tokens, 1.00/s", "nothing was gained"
+    answer.plain_pass_s = 1.8
+    assert format_statistics(answer) == "5 tokens, 1.00/s, 1.8x"
+    answer.drafts, answer.passes = True, [*passes, *3 * [PassRecord(1, 0, 0.0, 0.4, 0.0)]]
+    assert format_statistics(answer) == "5 tokens, 1.00/s, drafting paused: it did not pay"
 
 
 def test_experts_are_told_of_where_they_are_read_one_by_one() -> None:

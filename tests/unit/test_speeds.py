@@ -123,3 +123,11 @@ def test_factors_compare_with_plain_passes_of_the_same_minutes() -> None:
     without_curve = PlainPasses(None, lambda: now[0])
     without_curve.add(PassRecord(9, 3, 0.0, 0.8, 0.0))
     assert without_curve.seconds == 0
+
+
+def test_an_answers_own_plain_passes_say_what_a_plain_pass_takes() -> None:
+    known = PlainPasses()
+    known.add(PassRecord(1, 0, 0.0, 0.1, 0.0))
+    own = [PassRecord(1, 0, 0.0, seconds, 0.0) for seconds in (9.0, 0.2, 0.3, 0.25)]
+    assert known.of(own[:2]) == 0.1, "one says little"
+    assert known.of(own) == 0.25, "without the first, which reads the prompt's end"

@@ -12,19 +12,23 @@ if TYPE_CHECKING:
     from edgespec.generation.expert_use import ExpertUse
     from edgespec.generation.result import Generation
 
+_LEAST_GAIN = 1.05  # times the plain speed: less is shown as no gain
+
 
 def format_statistics(generation: Generation) -> str:
     """The figures of an answer in one line, such as "60 tokens, 46.7/s, 1.7x".
 
-    The factor is the speed against one token a pass, by the passes of the last minutes; it is left out where
-    nothing was drafted, and where such a pass is of unknown length.
+    The factor is the speed against one token a pass. It is left out where nothing was drafted or gained, and
+    where such a pass is of unknown length.
     """
     parts = [count(len(generation.tokens), "token")]
     if generation.reasoning_tokens:
         parts[0] += f" ({generation.reasoning_tokens} of thought)"
     if generation.tokens_per_second:
         parts.append(readable_rate(generation.tokens_per_second, "/s"))
-    if generation.gain:
+    if generation.paused_drafting:
+        parts.append("drafting paused: it did not pay")
+    elif generation.gain >= _LEAST_GAIN:
         parts.append(f"{generation.gain:.1f}x")
     if generation.lossy:
         parts.append(f"lossy ({generation.verify})")
