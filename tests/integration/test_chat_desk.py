@@ -53,7 +53,7 @@ def test_bytes_that_are_no_text_are_refused_and_the_chat_continues(tmp_path: Pat
 
 
 def test_the_first_question_may_stand_on_the_command_line() -> None:
-    with contextlib.closing(Desk(*QUICK, "Hi", "--max-tokens", "8", "--session", "first")) as desk:
+    with contextlib.closing(Desk(*QUICK, "-p", "Hi", "--max-tokens", "8", "--session", "first")) as desk:
         desk.wait_for(">>> Hi")
         desk.wait_for(" tokens, ")
         desk.ask("And you?", until=" tokens, ")

@@ -62,7 +62,7 @@ def test_other_addresses_are_refused(text: str) -> None:
 def test_a_cluster_is_for_batches(
     engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["generate", "Hello", "--ray", "local"]) == 2
+    assert main(["generate", "-p", "Hello", "--ray", "local"]) == 2
     assert capsys.readouterr().err.startswith("Error: --ray needs --input.\n")
     monkeypatch.setenv("EDGESPEC_RAY", "local")  # set for batches, it does not stand in the way of a prompt
     assert main(["generate", "-p", "Hello"]) == 0

@@ -199,4 +199,4 @@ def test_the_output_is_no_part(shard: Callable[..., Path], prompts: Path) -> Non
 
 
 def test_shard_is_for_batches(engine: TalkingEngine) -> None:
-    assert main(["generate", "Hello", "--shard", "1/2"]) == 2
+    assert main(["generate", "-p", "Hello", "--shard", "1/2"]) == 2

@@ -75,7 +75,7 @@ def test_what_is_no_text_file_is_refused(
     (tmp_path / "binary").write_bytes(b"GGUF\0")
     (tmp_path / "large").write_text("x" * 11)
     (tmp_path / "empty").touch()
-    assert main(["generate", flag, name, *([] if flag == "-f" else ["Hi"])]) == 2
+    assert main(["generate", flag, name, *([] if flag == "-f" else ["-p", "Hi"])]) == 2
     assert capsys.readouterr().err.startswith(f"Error: {said}")
     assert engine.loaded_with == {}
 
