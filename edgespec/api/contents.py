@@ -37,6 +37,10 @@ Content = str | list[dict[str, Any]]
 ADDRESS = "image_url"
 """The type of an image among parts, and its field: an object with a "url"."""
 
+# At least two hyphens: a prompt about an "X-ray: ..." must not lose its first line.
+_HEADERS = re.compile(r"(?:x(?:-[a-z0-9]+){2,}:[^\r\n]*(?:\r?\n\s*|\Z))+", re.IGNORECASE)
+_HEADER_NAME = re.compile(r"^x[a-z0-9-]+:", re.IGNORECASE | re.MULTILINE)
+
 
 class Address(Struct):
     """The address of an image."""
@@ -211,3 +215,24 @@ def _text(part: str | Part, warnings: Warnings) -> str | None:
         if isinstance(said, str):
             return said
     return note(f"Content of the type {shown(kind)}", warnings)
+
+
+def without_header_lines(parts: list[str | Part], warnings: Warnings) -> list[str | Part]:
+    """The parts of a system prompt without header lines at the front of the first, which a warning names.
+
+    Some programs begin their system prompt with lines in the form of HTTP headers, such as Claude Code's
+    `x-anthropic-billing-header: cc_version=...`. Their values change with every session or request, so
+    nothing behind them would ever be found in the cache. Only this form is left out: any other line may mean
+    something to the model, whether it changes or not.
+    """
+    if not parts:
+        return parts
+    first, *others = parts
+    text = first if isinstance(first, str) else first.text if first.type in TEXTS else None
+    headers = _HEADERS.match(text or "")
+    if not text or not headers:
+        return parts
+    for name in _HEADER_NAME.findall(headers[0]):
+        warnings.add(f"Left out the line {name.lower()!r} of the system prompt, which is not for the model.")
+    rest = text[headers.end() :]
+    return [*([rest] if rest else []), *others]

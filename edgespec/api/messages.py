@@ -8,8 +8,16 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from edgespec.api.arguments import arguments_of
-from edgespec.api.contents import Part, content_of, note, parts_of, text_of, thought_of, without_thoughts
-from edgespec.api.header_lines import without_header_lines
+from edgespec.api.contents import (
+    Part,
+    content_of,
+    note,
+    parts_of,
+    text_of,
+    thought_of,
+    without_header_lines,
+    without_thoughts,
+)
 from edgespec.api.tools import CUSTOM_INPUT
 from edgespec.api.warnings import Warnings, shown
 from edgespec.errors import UsageError

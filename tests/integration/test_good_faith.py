@@ -216,19 +216,6 @@ def test_a_body_may_be_of_any_type(server: Running, path: str, kind: str) -> Non
     assert posted(server, path, body, {"Content-Type": kind} if kind else {})[0] == 200
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Origin": "https://evil.example"},
-        {"Origin": "null"},
-        {"Sec-Fetch-Site": "cross-site"},
-    ],
-)
-def test_a_form_of_another_site_is_refused(server: Running, headers: dict[str, str]) -> None:
-    body = json.dumps(SHORT[CHAT]).encode()
-    assert posted(server, CHAT, body, {"Content-Type": "text/plain", **headers})[0] == 403
-
-
 SEPARATORS = "a\u2028b\u2029c\x85d"
 
 

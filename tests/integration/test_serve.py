@@ -249,14 +249,6 @@ def test_web_pages_cannot_reach_it(url: str) -> None:
     import http.client
 
     connection = http.client.HTTPConnection(url.split("/")[2])
-    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1})
-    form = {"Content-Type": "text/plain", "Origin": "https://evil.example"}
-    connection.request("POST", "/v1/chat/completions", body, form)
-    answer = connection.getresponse()
-    assert (answer.status, "Start the server with --cors https://evil" in answer.read().decode()) == (
-        403,
-        True,
-    )
     connection.request("GET", "/v1/models", headers={"Host": "evil.example"})
     answer = connection.getresponse()
     assert answer.status == 403

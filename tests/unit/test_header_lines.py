@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.api.contents import parts_of
+from edgespec.api.contents import parts_of, without_header_lines
 from edgespec.api.fields import converted
-from edgespec.api.header_lines import without_header_lines
 from edgespec.api.messages import ChatMessages, read_messages
 from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError

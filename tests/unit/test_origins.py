@@ -81,6 +81,12 @@ def test_other_pages_are_refused(origin: str) -> None:
     assert ask(None, "OPTIONS", origin=origin, access_control_request_method="POST")[0] == 403
 
 
+def test_a_form_of_another_site_is_refused() -> None:
+    """Browsers that leave out the Origin header say it thus."""
+    assert ask(None, "POST", sec_fetch_site="cross-site")[0] == 403
+    assert ask(None, "POST", sec_fetch_site="same-origin")[0] == 405, "passed on"
+
+
 def test_the_origin_that_is_allowed_is_told_so() -> None:
     assert ask(OURS, origin=OURS)[1]["access-control-allow-origin"] == OURS
     asked = {"access_control_request_method": "POST", "access_control_request_headers": "content-type"}

@@ -8,10 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta, Struct
 
 from edgespec.api.completion_request import CompletionFields, TranslatedRequest
-from edgespec.api.contents import Part, content_of, parts_of, text_of, text_part
+from edgespec.api.contents import Part, content_of, parts_of, text_of, text_part, without_header_lines
 from edgespec.api.fields import read_fields
 from edgespec.api.formats import ResponseFormat
-from edgespec.api.header_lines import without_header_lines
 from edgespec.api.messages import Call, CalledFunction, ChatMessage, read_messages
 from edgespec.api.settings import Budget, Schema, Settings
 from edgespec.api.tools import ToolDefinition, ToolReference
