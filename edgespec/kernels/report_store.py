@@ -111,9 +111,6 @@ def own_fault(faulty: str) -> tuple[str, str]:
         return faulty, f"To fix it: {rebuild_command(OWN)}"
     if (failure := build.known_failure()) is not None:
         return str(failure).splitlines()[0].rstrip(":"), failure.remedy
-    if build.library_path() is None:
-        compile_it = f"The next start of a model compiles them; so does: {build.COMMAND}"
-        return "they were not compiled yet", compile_it
     return library.problem(), ""
 
 

@@ -37,7 +37,6 @@ COMMAND = module_command("edgespec.kernels.native.build")
 _MANIFEST = "sources.txt"
 _GATE = "processor.cpp"  # knows which instruction sets the processor has
 _ANY = "any"
-_REMEMBERED_S = 24 * 3600.0  # how long a compiler that failed is not tried again
 _UNUSED_S = 90 * 24 * 3600.0  # after which another version's library is removed from the cache folder
 _COMMON = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra")
 _LINK = ("-shared", "-pthread")
@@ -56,31 +55,16 @@ _UNKNOWN_FLAG = (
 )
 
 
-# What compilers and linkers print when the system ends them, or has no memory or disk space left.
-_STARVED = (
-    "Killed",
-    "No space left",
-    "memory exhausted",
-    "out of memory",
-    "annot allocate",
-    "temporarily unavail",
-)
-
-
 class BuildFailed(Exception):
     """The library cannot be compiled; the text says why.
 
     Attributes:
         remedy: what to do about it; empty if nothing can be done on this machine.
-        lasting: these sources and this compiler would fail again.
     """
 
-    def __init__(
-        self, what: str, remedy: str = f"To compile them: {COMMAND}", *, lasting: bool = False
-    ) -> None:
+    def __init__(self, what: str, remedy: str = f"To compile them: {COMMAND}") -> None:
         super().__init__(what)
         self.remedy = remedy
-        self.lasting = lasting
 
 
 @dataclass(frozen=True)
@@ -181,53 +165,22 @@ def build(*, again: bool = False) -> Path:
         return _install(made)
 
 
-# Failures of this process by their notes. Those that may not happen again are written to no file.
-_failures: dict[Path, BuildFailed] = {}
+_failure: BuildFailed | None = None  # of this process
 
 
 def build_once() -> None:
-    """Compile the library, unless it is there or this compiler has failed at these sources before."""
-    if not needs_build() or _remembered_failure() is not None:
-        return
-    try:
-        build()
-    except BuildFailed as error:
-        with suppress(BuildFailed, OSError):  # the build is tried again next time
-            note = _failure_note(_compiler())
-            _failures[note] = error
-            if error.lasting:
-                note.parent.mkdir(parents=True, exist_ok=True)
-                note.write_text(str(error), "utf-8")
+    """Compile the library, unless it is there or that failed in this process."""
+    global _failure
+    if _failure is None and needs_build():
+        try:
+            build()
+        except BuildFailed as error:
+            _failure = error
 
 
 def known_failure() -> BuildFailed | None:
-    """Why the library cannot be compiled, as far as that is known without trying; None if there is one."""
-    return _remembered_failure() if library_path() is None else None
-
-
-def _remembered_failure() -> BuildFailed | None:
-    if sys.platform == "win32":
-        return BuildFailed("they are made for Linux and macOS", "")
-    try:
-        note = _failure_note(_compiler())
-    except BuildFailed as missing:
-        return missing
-    try:
-        # What the compiler lacked, such as headers, may have been installed since.
-        if abs(time.time() - note.stat().st_mtime) < _REMEMBERED_S:
-            return BuildFailed(note.read_text("utf-8"), lasting=True)
-    except (OSError, ValueError):
-        pass
-    return _failures.get(note)
-
-
-def _failure_note(compiler: Sequence[str]) -> Path:
-    """The file that says how a compiler failed at these sources; another version of it has another file."""
-    path = find_program(compiler[0]) or compiler[0]
-    identity = " ".join([os.path.realpath(path), *compiler[1:], _run([*compiler, "--version"]).stdout])
-    digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
-    *_, folder = _folders()
-    return folder / f"{sources_digest()}-{digest}.failed"
+    """Why `build_once` could not compile the library; None if there is one."""
+    return _failure if library_path() is None else None
 
 
 def main() -> int:
@@ -309,9 +262,7 @@ def _compile(
 
 
 def _failed(what: str, done: subprocess.CompletedProcess[str]) -> BuildFailed:
-    """The failure of a compiler; not a lasting one if the system ended it or ran out of something."""
-    starved = done.returncode < 0 or any(words in done.stderr for words in _STARVED)
-    return BuildFailed(f"{what}:\n{done.stderr.strip()}", lasting=not starved)
+    return BuildFailed(f"{what}:\n{done.stderr.strip()}")
 
 
 def _install(library: Path) -> Path:
