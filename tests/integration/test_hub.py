@@ -13,11 +13,15 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 
 from edgespec.errors import EdgeSpecError, HubError, OutputError, UsageError
+from edgespec.models.gguf.header import read_header_bytes
 from edgespec.models.hub.cache import cached_models
 from edgespec.models.hub.download import download
+from edgespec.models.hub.inspection import RemoteHeaders
 from edgespec.models.hub.names import HubName, parse_hub_name
 from edgespec.models.hub.pull import pull
 from edgespec.models.hub.repository import Hub, find_repository
@@ -312,6 +316,44 @@ def test_a_download_that_fails_again_and_again_ends_with_a_message(
     server.failures.append(on_bytes(act, times=-1))
     refused(hub, f"{REPO}:Q4_K_M", what, hint)
     assert "verysecret" not in "".join(capfd.readouterr()), "a signed address was shown"
+
+
+def header_of(path: Path, title: str, word: str) -> bytes:
+    """A file with a vocabulary of more than 64 KiB, and a tensor behind it."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(title)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"{'token' if n < 5000 else word} {n}" for n in range(10_000)])
+    writer.add_token_merges([f"to{n} ken{n}" for n in range(10_000)])
+    writer.add_file_type(len(title))
+    writer.add_tensor("token_embd.weight", np.zeros((2, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.read_bytes()
+
+
+def test_a_vocabulary_that_files_share_is_read_once(server: HubServer, hub: Hub, tmp_path: Path) -> None:
+    """The third file has another one that begins alike, has as many tokens, and is longer."""
+    files = {
+        f"Tiny-{label}.gguf": header_of(tmp_path / label, f"Tiny {label}", word)
+        for label, word in (("Q4_0", "token"), ("Q4_K_M", "token"), ("Q8_0", "another"))
+    }
+    server.repositories[REPO] = files
+    repository = find_repository(hub, REPO)
+    remote = RemoteHeaders(hub, repository)
+    asked = []
+    for model in repository.models:
+        before = len(server.downloads())
+        (file,) = repository.files_of(model)
+        data = files[file.path]
+        assert remote.read(file) == read_header_bytes(Path(file.path), data, len(data))
+        ranges = [str(request.range)[6:].split("-") for request in server.downloads()[before:]]
+        asked.append(sum(int(end) + 1 - int(start) for start, end in ranges) / len(data))
+    assert asked[0] == 1
+    assert asked[1] < 0.5
+    assert asked[2] > 1
 
 
 def test_too_many_questions(server: HubServer, hub: Hub) -> None:

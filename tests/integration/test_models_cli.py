@@ -461,9 +461,6 @@ def test_a_repository_is_planned_file_by_file(
     (note,) = found["notes"]
     assert note.startswith("Left out: Small-IQ3_M.gguf is not a GGUF file")
     assert not (tmp_path / "hub").exists(), "only headers were read"
-    ends = [list(map(int, str(request.range)[6:].split("-"))) for request in server.downloads()]
-    whole = sum(end - start > 1 << 20 for start, end in ends)
-    assert whole == 2, "the vocabulary was read once; of the damaged file, more was tried"
 
     code, shown, _ = run(capsys, "models", "show", REPO)
     assert code == 0
