@@ -70,7 +70,7 @@ def test_many_texts_at_once(short_path: Path, tmp_path: Path, capsys: pytest.Cap
 
 def test_a_row_that_takes_too_long_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--draft", "none", "--prompts", "2", "--repetitions", "5", "--max-tokens", "200"]
-    assert main(["bench", *asked, "--row-seconds", "1.5", "-o", "json", "--quiet"]) == 0
+    assert main(["bench", *asked, "--row-seconds", "1.5", "--json", "-", "--quiet"]) == 0
     document = json.loads(capsys.readouterr().out)
     (row,) = document["rows"]
     assert (row["cut"], row["error"]) == (True, None)
@@ -109,10 +109,10 @@ def test_a_row_that_fails_fails_the_bench_but_not_the_other_rows(
     wide_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Too little memory to stream in does not matter to mapped weights."""
-    asked = [str(wide_path), "--draft", "none", "--memory", "20MiB", *SMALL, "-o", "jsonl", "--quiet"]
+    asked = [str(wide_path), "--draft", "none", "--memory", "20MiB", *SMALL, "--json", "-", "--quiet"]
     assert main(["bench", *asked]) == 1
     out, err = capsys.readouterr()
-    rows = list(map(json.loads, out.splitlines()))
+    rows = json.loads(out)["rows"]
     assert rows[0]["tokens_per_second"] > 0
     assert "memory" in rows[-1]["error"]
     assert "streamed, plain (widened)" in err.splitlines()[-1]
@@ -145,9 +145,8 @@ def test_ctrl_c_prints_the_rows_that_are_done(tmp_path: Path) -> None:
     assert 1 <= len(document["rows"]) < 3
 
 
-@pytest.mark.parametrize("form", ["md", "csv"])
-def test_a_bench_stopped_before_its_first_row_prints_no_empty_table(form: str) -> None:
-    with contextlib.closing(Desk("bench", "--draft", "none", *SMALL, "-o", form)) as desk:
+def test_a_bench_stopped_before_its_first_row_prints_no_empty_table() -> None:
+    with contextlib.closing(Desk("bench", "--draft", "none", *SMALL)) as desk:
         desk.wait_for("Row 1 of")
         desk.type("\x03")
         desk.wait_for("Stopped before the first row was measured.")

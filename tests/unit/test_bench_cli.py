@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.cli.commands.bench import _conditions
 from edgespec.cli.main import main
-from edgespec.cli.options.rows import form_and_file, with_bare_json
+from edgespec.cli.options.rows import with_bare_json
 
 
 @pytest.mark.parametrize(
@@ -21,14 +21,10 @@ from edgespec.cli.options.rows import form_and_file, with_bare_json
         (["--max-tokens", "0"], "--max-tokens must be 1 or more, not 0"),
         (["--compare", "none.json"], "Cannot compare none.json alone."),
         (["--offload", "gpu"], "--offload must be auto, stream, mmap or none, not 'gpu'."),
-        (["-o", "xml"], "There is no output format 'xml'."),
-        (["-o", "csv", "--json", "-"], "Standard output cannot be both csv and a JSON document."),
         (["--workload", "none.jsonl"], "none.jsonl cannot be read: No such file or directory."),
         (["--temperature", "-1"], "--temperature must be from 0 to 100, not -1."),
         (["--parallel", "4,many"], "--parallel is '4,many'. Give numbers of texts, such as 1,4,16,64."),
         (["--parallel", "4,0"], "--parallel must be from 1 to 256, not 0."),
-        (["-o", "rows.xml"], "or a file name that ends in one of them."),
-        (["-o", "big.gguf"], "There is no output format 'big.gguf'."),
         (
             ["--json", "big.gguf"],
             "big.gguf is a model and would be overwritten. Name the model with -m: -m big.gguf",
@@ -57,12 +53,7 @@ def test_json_without_a_file_is_standard_output(words: str, same_as: str) -> Non
     assert with_bare_json(words.split()) == same_as.split()
 
 
-def test_the_ending_of_a_file_is_the_format_of_its_rows(tmp_path: Path) -> None:
-    assert form_and_file("csv") == ("csv", None)
-    assert form_and_file("rows.CSV") == ("csv", "rows.CSV")
-
-
-@pytest.mark.parametrize("flag", ["--json", "--html", "-o"])
+@pytest.mark.parametrize("flag", ["--json", "--html"])
 def test_a_file_that_cannot_be_written_is_noticed_first(
     flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

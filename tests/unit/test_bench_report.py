@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from dataclasses import replace
@@ -90,8 +88,7 @@ def measured() -> BenchMeasurements:
 
 
 def test_markdown() -> None:
-    document = make_document(measured(), ABOUT)
-    lines = format_rows(ROWS, document, "md").splitlines()
+    lines = format_rows(ROWS).splitlines()
     assert lines[0].split("|")[1:-1] == [
         f" {'row':<30} ",
         f" {'tokens/s':>16} ",
@@ -119,29 +116,14 @@ def test_markdown() -> None:
 
 @pytest.mark.parametrize("columns", [80, 100])
 def test_a_table_that_is_too_wide_continues_below(columns: int) -> None:
-    document = make_document(measured(), ABOUT)
-    lines = format_rows(ROWS, document, "md", columns).splitlines()
+    lines = format_rows(ROWS, columns).splitlines()
     tables = [line for line in lines if line.startswith("|")]
     assert max(map(len, tables)) <= columns
     titles = [line.split("|")[1:-1] for line in tables if "| row " in line]
     assert len(titles) > 1
-    whole = format_rows(ROWS, document, "md").splitlines()[0].split("|")[2:-1]
+    whole = format_rows(ROWS).splitlines()[0].split("|")[2:-1]
     assert [title.strip() for row in titles for title in row[1:]] == [title.strip() for title in whole]
-    assert lines[-2:] == format_rows(ROWS, document, "md").splitlines()[-2:]
-
-
-def test_csv_json_and_lines() -> None:
-    document = make_document(measured(), ABOUT)
-    table = list(csv.DictReader(io.StringIO(format_rows(ROWS, document, "csv"))))
-    assert [row["name"] for row in table] == [row.name for row in ROWS]
-    assert (table[0]["tokens_per_second"], table[0]["tokens"], table[2]["tokens_per_second"]) == (
-        "2.125",
-        "2",
-        "",
-    )
-    assert json.loads(format_rows(ROWS, document, "json")) == json.loads(json.dumps(document))
-    lines = format_rows(ROWS, document, "jsonl").splitlines()
-    assert [json.loads(line) for line in lines] == json.loads(json.dumps(document["rows"]))
+    assert lines[-2:] == format_rows(ROWS).splitlines()[-2:]
 
 
 def test_the_document_has_the_knee_and_names_bugs() -> None:

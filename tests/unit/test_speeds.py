@@ -64,7 +64,7 @@ def test_slow_answers_have_a_speed_everywhere() -> None:
     assert of_answer(answer)["speculation"]["timings"]["tokens_per_second"] == 0.04
     slow = Row("slow", "stream", "none", tokens_per_second=0.04, tokens_per_second_a_text=0.004)
     slow.tokens_per_second_min = slow.tokens_per_second_max = 0.04
-    cells = re.search(r"\| +0\.0400 \| +0\.00400 \|", format_rows([slow], {}, "md"))
+    cells = re.search(r"\| +0\.0400 \| +0\.00400 \|", format_rows([slow]))
     assert cells, "a column of tokens per second has numbers"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -41,6 +42,11 @@ def make_document(measured: BenchMeasurements, about: dict[str, Any]) -> dict[st
         "notes": list(dict.fromkeys(notes)),
         "interrupted": measured.interrupted,
     }
+
+
+def as_text(document: dict[str, Any]) -> str:
+    """The document as JSON."""
+    return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
 
 
 def check_writable(path: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from edgespec.bench.report.document import as_text
 from edgespec.bench.report.row_tables import shown_columns
 from edgespec.bench.rows.figures import Row
 from edgespec.units import readable, readable_duration, readable_rate
@@ -64,7 +64,7 @@ def make_page(rows: Sequence[Row], document: dict[str, Any]) -> str:
         f"<h2>Test setup</h2>\n{_facts(document)}\n"
         + (f"<h2>Notes</h2><ul>{notes}</ul>\n" if notes else "")
         + "<h2>All figures</h2><details><summary>The same as JSON</summary><pre>"
-        f"{escape(json.dumps(document, ensure_ascii=False, indent=1))}</pre></details>\n</body></html>\n"
+        f"{escape(as_text(document))}</pre></details>\n</body></html>\n"
     )
 
 

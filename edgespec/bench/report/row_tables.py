@@ -1,20 +1,12 @@
-"""Rows as tables: readable Markdown, CSV, JSON and JSON lines."""
+"""Rows as a Markdown table."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from edgespec.bench.rows.figures import Row
 from edgespec.units import significant
-
-FORMATS = ("md", "csv", "json", "jsonl")
-
-_LISTS = ("samples", "rows", "notes", "marks")  # these do not fit into a CSV cell
 
 
 @dataclass(frozen=True)
@@ -49,25 +41,12 @@ def shown_columns(rows: Sequence[Row]) -> list[TableColumn]:
     return [column for column in COLUMNS if any(column.cell(row) for row in rows)]
 
 
-def format_rows(rows: Sequence[Row], document: dict[str, Any], form: str, columns: int | None = None) -> str:
-    """The rows in one of FORMATS; "json" gives the whole document.
+def format_rows(rows: Sequence[Row], columns: int | None = None) -> str:
+    """Markdown tables with aligned columns, and a line for each row that failed.
 
     Args:
         columns: of the window: a wider table continues below in another one. None keeps it whole.
     """
-    match form:
-        case "csv":
-            return _csv(document["rows"])
-        case "json":
-            return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
-        case "jsonl":
-            return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in document["rows"])
-        case _:
-            return _markdown(rows, columns)
-
-
-def _markdown(rows: Sequence[Row], columns: int | None) -> str:
-    """Tables with aligned columns, and a line for each row that failed."""
     text: list[str] = []
     for part in _parts(rows, columns):
         text += [*([""] if text else []), *_table(rows, part)]
@@ -99,16 +78,6 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     first, *others = zip(cells, widths, strict=True)
     padded = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
     return f"| {' | '.join(padded)} |"
-
-
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-    buffer = io.StringIO()
-    if rows:
-        names = [name for name in rows[0] if name not in _LISTS]
-        writer = csv.DictWriter(buffer, names, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return buffer.getvalue()
 
 
 def _speed(row: Row) -> str:

@@ -16,7 +16,7 @@ import typer
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.options.common import ModelFlag, check_output
 from edgespec.cli.options.declaration import config_option, option, with_options
-from edgespec.cli.options.rows import check_no_model, form_and_file
+from edgespec.cli.options.rows import check_no_model
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.screen.results import results
@@ -109,16 +109,6 @@ def bench(
         float,
         option(_WORK, "--row-seconds", metavar="S", help_text="Maximum measuring time per row, in seconds."),
     ] = 60.0,
-    form: Annotated[
-        str,
-        option(
-            _OUTPUT,
-            "-o --output",
-            variable=False,
-            metavar="FILE|md|csv|json|jsonl",
-            help_text="Write the rows to FILE, in the format of its extension, or print them in this format.",
-        ),
-    ] = "md",
     json_name: Annotated[
         str | None,
         option(
@@ -151,14 +141,6 @@ def bench(
 
         results().text(compare_files(compare, flag.or_argument(loading.model.name, called)))
         return
-    form, rows_name = form_and_file(form)
-    if form == "md" and rows_name is None and json_name == "-":
-        form, json_name = "json", None
-    if json_name == "-":
-        raise UsageError(
-            f"Standard output cannot be both {form} and a JSON document.",
-            "Give --json a file, or leave out -o.",
-        )
     if max_tokens < 1:
         raise UsageError(f"--max-tokens must be 1 or more, not {max_tokens}: speeds are those of answers.")
     config = sampling.config_for(loading).with_(max_tokens=max_tokens)
@@ -180,8 +162,9 @@ def bench(
         command=shlex.join(["edgespec", *sys.argv[1:]]),
     )
     request.check()
-    rows_path, json_path = (Path(name) if name else None for name in (rows_name, json_name))
-    for path in (rows_path, json_path, html_name):
+    as_json = json_name == "-"
+    json_path = Path(json_name) if json_name and not as_json else None
+    for path in (json_path, html_name):
         if path is not None:
             check_no_model(path)
             check_writable(path)
@@ -189,20 +172,19 @@ def bench(
                 called.with_resource(only_writer(Path(path)))
     check_output(quiet=quiet, verbose=verbose)
     terminal = Terminal(quiet=quiet, verbose=verbose)
-    code = _Bench(terminal, form, rows_path, json_path, html_name).run(request)
+    code = _Bench(terminal, json_path, html_name, as_json=as_json).run(request)
     if code:
         raise typer.Exit(code)
 
 
 @dataclass(frozen=True)
 class _Bench:
-    """Measures, reports progress, and writes the results; the paths are of the files that are wanted."""
+    """Measures, reports progress, and writes the results."""
 
     terminal: Terminal
-    form: str
-    rows_path: Path | None
-    json_path: Path | None
+    json_path: Path | None  # of files that are wanted
     html_path: Path | None
+    as_json: bool  # print the document instead of the table
 
     def run(self, request: BenchRequest) -> int:
         """Measure, and write everything; returns the exit code."""
@@ -241,26 +223,23 @@ class _Bench:
             self.terminal.note(f"{row.name}: {readable_rate(row.tokens_per_second or 0.0)} ({rest})")
 
     def _write(self, measured: BenchMeasurements, about: dict[str, Any]) -> None:
-        from edgespec.bench.report.document import make_document, write_whole
+        from edgespec.bench.report.document import as_text, make_document, write_whole
         from edgespec.bench.report.row_tables import format_rows
         from edgespec.bench.rows.figures import broken_promises
 
         document = make_document(measured, about)
         for note in document["notes"]:
             self.terminal.detail(note)
-        columns = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
-        rows = format_rows(measured.rows, document, self.form, None if self.rows_path else columns)
-        if self.rows_path is None:
-            results().text(rows)
+        if self.as_json:
+            results().text(as_text(document))
         else:
-            write_whole(self.rows_path, rows)
-            self.terminal.note(f"Wrote the rows to {self.rows_path}.")
-        if self.form == "md":
+            columns = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
+            results().text(format_rows(measured.rows, columns))
             self.terminal.note(_conditions(document))
         for row in broken_promises(measured.rows):
             self.terminal.warn(f"{row.name} is exact, but its answers differ. This is a bug in EdgeSpec.")
         if self.json_path is not None:
-            write_whole(self.json_path, format_rows(measured.rows, document, "json"))
+            write_whole(self.json_path, as_text(document))
         if self.html_path is not None:
             from edgespec.bench.report.page import make_page
 

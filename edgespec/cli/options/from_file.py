@@ -23,7 +23,7 @@ _NOT_SETTINGS = {
     "log",
 }
 # Options of `bench` that share a name with others but mean something else.
-_NOT_SETTINGS |= {"json_name", "html_name", "form", "tree_budgets", "model_flag", "compare"}
+_NOT_SETTINGS |= {"json_name", "html_name", "tree_budgets", "model_flag", "compare"}
 _NOT_SETTINGS |= {"files"}
 
 

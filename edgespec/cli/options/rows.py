@@ -1,4 +1,4 @@
-"""The destination and the format of the rows of `bench`: the values of its --output and --json."""
+"""The values of `--json` of `bench`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.errors import UsageError
-
-FORMS = ("md", "csv", "json", "jsonl")
-
-
-def form_and_file(output: str) -> tuple[str, str | None]:
-    """The format of the rows, and the file they go to; None is standard output."""
-    if output in FORMS:
-        return output, None
-    ending = Path(output).suffix.removeprefix(".").lower()
-    if ending not in FORMS:
-        raise UsageError(
-            f"There is no output format '{output}'.",
-            "Formats are md, csv, json and jsonl, or a file name that ends in one of them.",
-        )
-    return ending, output
 
 
 def check_no_model(path: Path) -> None:
