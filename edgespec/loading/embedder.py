@@ -13,12 +13,14 @@ from edgespec.loading.arguments import checked_config
 from edgespec.loading.load import try_kernels
 from edgespec.loading.models import open_model
 from edgespec.loading.state import LoadState
+from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.embedding import embedding_shape, require_embeddings
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.option import named
 from edgespec.planning.embedder import SEQUENCES, plan_embedder
+from edgespec.planning.serving_context import serving_context
 from edgespec.progress import Progress, no_progress
 
 _USED = ("model", "context", "memory", "threads")
@@ -29,6 +31,13 @@ _UNNAMED = ("prompt_cache", "prompt_cache_size", "parallel", "leave_out_missing"
 def names_embedder(config: Config, on_progress: Progress | None = None) -> bool:
     """Tell whether the model of a configuration is an embedding model; raises as `catalog.find`."""
     return embedding_shape(read_header(catalog.find(config.model.name, on_progress))) is not None
+
+
+def usual_context(config: Config, on_progress: Progress | None = None) -> int:
+    """The context in which a server loads the model of a configuration; raises as `catalog.find`."""
+    header = read_header(catalog.find(config.model.name, on_progress))
+    budget = FreeMemory.read().budget(config.memory.limit)
+    return serving_context(header, config.model.context, budget, config.model.kv)
 
 
 def load_embedder(

@@ -12,7 +12,7 @@ import typer
 from edgespec.cli.conversation.settings import sampling_in_words
 from edgespec.cli.listening import is_local, listening, split_hosts
 from edgespec.cli.options.common import ModelFlag, OutputOptions, Preset, SystemFile, system_prompt
-from edgespec.cli.options.declaration import config_option, option, with_options
+from edgespec.cli.options.declaration import config_option, is_given, option, with_options
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import Config
@@ -137,7 +137,7 @@ def serve(
             "Set one with --api-key or EDGESPEC_API_KEY, or leave out --host.",
         )
     from edgespec import open_embedder, open_engine
-    from edgespec.loading.embedder import names_embedder
+    from edgespec.loading.embedder import names_embedder, usual_context
     from edgespec.models.hub.external import display_name
 
     try:
@@ -167,6 +167,9 @@ def serve(
         limits, aliases = Limits(body=limit), tuple(dict.fromkeys(alias or ()))
         with terminal.working() as report:
             embeds = names_embedder(loading, report)
+            if not embeds and not is_given(called, "context"):
+                loading = loading.with_(context=usual_context(loading, report))
+                again = loading.with_(leave_out_missing=True)
         handler: CompletionHandler | EmbeddingHandler
         can_chat = True
         if embeds:
@@ -225,6 +228,7 @@ def serve(
         else:
             terminal.note(f"Serving {model} at {address}/v1; chat at {address}. Ctrl-C ends it.")
             terminal.note(f"Base URLs: OpenAI {address}/v1, Anthropic {address}, Ollama {address}.")
+            terminal.note(f"Context: {loading.model.context:,} tokens, prompt plus answer.")
         if others:
             terminal.note(f"Also at {', '.join(others)}.")
         if not can_chat:

@@ -51,6 +51,12 @@ def is_on_command_line(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
+def is_given(context: typer.Context, name: str) -> bool:
+    """True for a parameter on the command line, in the environment or in the configuration file."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
 _ITS_GROUP = "its group"
 _CONTEXT = "context_of_call"
 
