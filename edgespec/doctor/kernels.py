@@ -52,7 +52,6 @@ class KernelFacts:
 def examine_kernels() -> KernelFacts:
     """Compile own kernels and try the layouts, unless that was done before."""
     from edgespec.kernels.layouts import available_layouts
-    from edgespec.kernels.native.build import build_once
     from edgespec.kernels.report import ROWS
     from edgespec.kernels.report_store import ensure_report, layouts_in_use, own_fault
     from edgespec.kernels.setting import OWN, kernels_setting, rebuild_command
@@ -60,7 +59,6 @@ def examine_kernels() -> KernelFacts:
     setting = ""
     try:
         setting = kernels_setting()
-        build_once()
         report = ensure_report()
         names = [layout.name for layout in available_layouts()]
         used = layouts_in_use(names, report)

@@ -48,13 +48,16 @@ def stored_report() -> TrialReport | None:
 def ensure_report(trial: Callable[[], TrialReport] = run_trial) -> TrialReport:
     """The saved report, or a new one if there is none; to be called before a model is loaded.
 
-    If several processes call this at once, one makes the report and the others wait. A report is saved if all
-    layouts were tried. With EDGESPEC_KERNELS=plain there is nothing to try.
+    Compiles EdgeSpec's own kernels first, if that was not done. If several processes call this at once, one
+    makes the report and the others wait. A report is saved if all layouts were tried. With
+    EDGESPEC_KERNELS=plain there is nothing to try.
 
     Raises:
         BackendError: llama.cpp does not work here at all.
     """
     global _found
+    if _found is None:
+        build.build_once()
     known = stored_report()
     if known is not None:
         return known

@@ -251,9 +251,9 @@ def try_kernels(state: LoadState) -> None:
     Raises:
         UsageError: exact decoding with large trees was asked for, which takes EdgeSpec's own kernels.
     """
-    if own_allowed() and needs_build():
+    if needs_build():
         state.on_progress("Compiling EdgeSpec's kernels (once)", 0.0)
-        build_once()
+        build_once()  # without them, nothing is streamed, whatever kernels compute
     if stored_report() is None:
         state.on_progress("Trying the processor's kernels (once)", 0.0)
     report = ensure_report()

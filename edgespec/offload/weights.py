@@ -19,6 +19,7 @@ from edgespec.generation.expert_use import ExpertUse
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnbackedBufferType, UnsupportedBuild
 from edgespec.kernels.layouts import available_layouts
+from edgespec.kernels.native.build import build_once
 from edgespec.kernels.watch import can_watch
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.graph import GraphObserver
@@ -336,6 +337,7 @@ def check_supported() -> None:
     """
     if not can_read_at_offsets():
         raise UnsupportedBuild("this system lacks direct reads")
+    build_once()
     if not can_watch():
         raise UnsupportedBuild("EdgeSpec's own library was not compiled")
     start_backend()
