@@ -22,7 +22,7 @@ from edgespec.cli.options.rows import with_bare_json
 from edgespec.cli.standard_error import never_fail
 from edgespec.errors import EdgeSpecError
 from edgespec.option import naming_flags
-from edgespec.processes.environment import child_environment
+from edgespec.processes.children import child_environment
 from edgespec.version import __version__
 
 _HELP = {"-h", "--help"}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ModelFileError, OutputError
-from edgespec.files.per_model import files_about
+from edgespec.files.small_json import files_about
 from edgespec.files.user_folders import cache_folder
 from edgespec.files.writing import is_locked
 from edgespec.models.gguf.header import read_header

@@ -57,8 +57,8 @@ def _llama_cpp(facts: Facts) -> Iterator[Finding]:
             "streaming",
             f"Weights cannot be streamed here: {facts.no_streaming}. The system pages models larger than "
             "memory in and out instead, which is slow.",
-            "On Linux and macOS, compile EdgeSpec's own library (see kernels), with the llama-cpp-python that "
-            "EdgeSpec asks for: pip install edgespec",
+            "On Linux and macOS, compile EdgeSpec's own library (see kernels), and install the "
+            "llama-cpp-python that EdgeSpec asks for: pip install edgespec",
         )
     if facts.build is None:
         return

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any, Literal
 
 from edgespec.errors import GrammarError, InvalidValueError, UsageError
 from edgespec.generation.rules import Rule, parse_rule
-from edgespec.generation.short_repr import short_repr
 from edgespec.generation.thinking import ThinkingRequest, parse_think, think_text
 from edgespec.generation.tools import Tool, check_choice, tools_of
 from edgespec.printable import shown
+
+
+def short_repr(self: Any) -> str:
+    """Format as GenerationConfig(max_tokens=32, temperature=0.8); to be assigned to `__repr__`."""
+    shown = []
+    for field in fields(self):
+        value = getattr(self, field.name)
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        if value != default:
+            shown.append(
+                f"{field.name}={value:.4g}" if isinstance(value, float) else f"{field.name}={value!r}"
+            )
+    return f"{type(self).__name__}({', '.join(shown)})"
+
 
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 20

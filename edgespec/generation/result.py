@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from edgespec.generation.config import short_repr
 from edgespec.generation.expert_use import ExpertUse
-from edgespec.generation.short_repr import short_repr
 from edgespec.generation.tools import CallPiece, ToolCall
 from edgespec.units import readable_rate
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from edgespec.files.per_model import file_stem, files_about
-from edgespec.files.small_json import read_json, save_json
+from edgespec.files.small_json import file_stem, files_about, read_json, save_json
 from edgespec.llama.row_rule import RowRule
 
 # Multiples of 32, so that attention can be divided into equal streams; close enough to need little padding.

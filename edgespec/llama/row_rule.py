@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.files.per_model import file_stem
-from edgespec.files.small_json import remembered
+from edgespec.files.small_json import file_stem, remembered
 from edgespec.llama.cache.state_cache import StateCache
 from edgespec.llama.first_layers import FirstLayers
 from edgespec.llama.runtime.backend import build_identity

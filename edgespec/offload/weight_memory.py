@@ -8,8 +8,8 @@ import ctypes
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels.ggml import Address, address_of_map, functions
 from edgespec.kernels.ggml.buffer_types import pinned_buffer
+from edgespec.kernels.ggml.unbacked import anonymous_memory, use_huge_pages
 from edgespec.llama.runtime.device_failures import LossWatch
-from edgespec.machine.address_space import anonymous_memory, use_huge_pages
 from edgespec.units import readable
 
 _HUGE_PAGE = 2 << 20

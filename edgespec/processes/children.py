@@ -13,12 +13,56 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from edgespec.processes.environment import child_environment
-from edgespec.processes.parent import ended_with_parent
+_PR_SET_PDEATHSIG, _SIGKILL = 1, 9  # on Linux
+# The setting outlives `execvp`, and nothing but the standard library is on an isolated path.
+_LAUNCH = (
+    "import ctypes, os, sys\n"
+    f"ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {_SIGKILL}, 0, 0, 0)\n"
+    "if os.getppid() != int(sys.argv[1]): os._exit(1)\n"
+    "os.execvp(sys.argv[2], sys.argv[2:])"
+)
+
+
+def ended_with_parent(command: Sequence[str]) -> list[str]:
+    """The command, started so that Linux kills it when the thread that started it ends.
+
+    For a command that its thread waits for; what it starts itself is not killed. Elsewhere, and where the
+    program cannot be run, the command stays as it is.
+    """
+    if sys.platform != "linux" or not os.access(command[0], os.X_OK):
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *command]
+
+
+@contextmanager
+def environment_set(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for the time of the block, for what is loaded or started meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def child_environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a child: this process's and `variables`, with the absolute entries of PATH alone.
+
+    By an empty or relative one, programs such as compilers would run others that lie in the working folder.
+    """
+    entries = os.environ.get("PATH", "").split(os.pathsep)
+    path = os.pathsep.join(filter(os.path.isabs, entries))
+    return {**os.environ, "PATH": path or os.defpath, **(variables or {})}  # an empty PATH is the folder, too
+
 
 ChildProcess: TypeAlias = "subprocess.Popen[Any]"  # noqa: TID251
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.files.per_model import files_about
+from edgespec.files.small_json import files_about
 from edgespec.llama.prefill_chunks import LENGTHS, PrefillChunks, outcomes_path
 from edgespec.llama.row_rule import RowRule, RowRuleStore
 

@@ -34,7 +34,7 @@ from edgespec.generation.result import Chunk, Generation
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
 from edgespec.option import naming_flags
-from edgespec.processes.environment import environment_set
+from edgespec.processes.children import environment_set
 from edgespec.progress import no_progress
 from edgespec.version import __version__
 

@@ -37,7 +37,7 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import candidates
 from edgespec.models.hub.registry import MADE, DrafterPair, PairRegistry, drafters_folder
-from edgespec.processes.environment import environment_set
+from edgespec.processes.children import environment_set
 from edgespec.progress import Progress, no_progress
 
 _CONTEXT = 4096  # of the target, shared by the answers in a pass
