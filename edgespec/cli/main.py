@@ -26,7 +26,7 @@ from edgespec.processes.children import child_environment
 from edgespec.version import __version__
 
 _HELP = {"-h", "--help"}
-_DELETE = ("rm", "remove", "--forget")
+_DELETE = ("rm", "remove", "--forget", "--yes")  # are never suggested
 
 app = typer.Typer(
     name="edgespec",

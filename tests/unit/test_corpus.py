@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import stat
 import sys
@@ -305,7 +306,9 @@ def test_what_cannot_be_read_is_no_source_without_text(name: str) -> None:
         path.chmod(0o700)
 
 
-def test_everything_that_is_kept_can_be_deleted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_that_is_kept_can_be_deleted(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from edgespec.cli.main import main
 
     open_corpus(folder, _Bytes(), "v", no_progress)
@@ -319,11 +322,14 @@ def test_everything_that_is_kept_can_be_deleted(folder: Path, capsys: pytest.Cap
         (kind.folder / name).write_bytes(b"x")
     (CacheKind.FILES.folder / "killed.partial").write_bytes(b"x")
     secret = user_secret()
-    assert main(["config", "--forget"]) == 0
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert main(["config", "--forget"]) == 2, "nothing is deleted unasked"
+    assert user_secret() == secret
+    assert main(["config", "--forget", "--yes"]) == 0
     assert capsys.readouterr().out == (
         "Deleted: what was learned about 1 pair of models, 1 index of files, 2 states of prompts, "
         "and the outcomes of 1 trial load.\n"
     )
     assert not any(path.is_file() for kind in CacheKind for path in kind.folder.glob("*"))
     assert user_secret() != secret, "older copies of the cache folder say nothing any more"
-    assert main(["config", "--forget"]) == 0, "there is nothing left to delete, which is no error"
+    assert main(["config", "--forget", "--yes"]) == 0, "there is nothing left to delete, which is no error"

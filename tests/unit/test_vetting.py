@@ -105,7 +105,7 @@ def test_a_file_that_ends_a_child_is_refused_and_remembered(
     (user_cache_path("edgespec") / "vetted").unlink()  # other tests' verdicts
     with pytest.raises(ModelFileError):
         edgespec.load(path)
-    assert main(["config", "--forget"]) == 0
+    assert main(["config", "--forget", "--yes"]) == 0
     with pytest.raises(ModelFileError) as caught:
         edgespec.load(path)
     assert "trial" not in caught.value.what

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from edgespec.cli import config_file as settings
+from edgespec.cli.options.common import Yes, confirm_removal
 from edgespec.cli.options.declaration import option
 from edgespec.cli.options.from_file import checked_values, dashed, options_of, other_names, unknown
 from edgespec.cli.options.sampling import RECOMMENDABLE
@@ -55,6 +56,7 @@ def config(
             variable=False,
         ),
     ] = False,
+    yes: Yes = False,
     everything: Annotated[
         bool, option(None, "--all", "Also list settings that have their default values.", variable=False)
     ] = False,
@@ -66,6 +68,8 @@ def config(
         results().text(f"{file}\n")
         return
     if forget:
+        if not yes:
+            confirm_removal("Delete what was learned, cached prompts, file indexes and trial loads?")
         results().text(f"{_forgotten()}\n")
         return
     if init:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgespec.cli.options.common import Yes, confirm_removal
 from edgespec.cli.options.declaration import Json, Quiet, command_group, option
 from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.plan_tables import repository_table
 from edgespec.cli.screen.results import results
-from edgespec.cli.screen.terminal import Terminal, is_terminal
+from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import Config
 from edgespec.errors import HubError, UsageError
 from edgespec.files.user_folders import expanded
@@ -296,7 +296,7 @@ def widen(
 @app.command(epilog="Example:\n\nedgespec models remove llama3.2-3b")
 def remove(
     model: Model,
-    yes: Annotated[bool, option(None, "-y --yes", "Do not ask for confirmation.", variable=False)] = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Remove a model, its pairs, and the files EdgeSpec made for it."""
@@ -318,11 +318,7 @@ def remove(
         for file in removal.files:
             if file.n_bytes:
                 terminal.note(f"{file.kind:<12}{readable(file.n_bytes):>11}  {file.path}")
-        if not is_terminal(sys.stdin):
-            raise UsageError(
-                "Cannot ask for confirmation: standard input is not a terminal.", "Add --yes to remove it."
-            )
-        typer.confirm(f"Remove {readable(removal.n_bytes)}?", abort=True, err=True)
+        confirm_removal(f"Remove {readable(removal.n_bytes)}?")
     freed = removal.carry_out()
     if as_json:
         results().record(

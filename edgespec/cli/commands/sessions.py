@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.completion import complete_session
+from edgespec.cli.options.common import Yes, confirm_removal
 from edgespec.cli.options.declaration import Json, command_group, option
 from edgespec.cli.screen.formatting import count, table
 from edgespec.cli.screen.results import results
@@ -80,7 +81,7 @@ def remove(
         list[str],
         typer.Argument(metavar="NAME|FILE", help="Sessions to remove.", autocompletion=complete_session),
     ],
-    yes: Annotated[bool, option(None, "-y --yes", "Do not ask for confirmation.", variable=False)] = False,
+    yes: Yes = False,
 ) -> None:
     """Remove saved conversations and their cached model states."""
     from edgespec.engine.sessions.file import SessionFile, is_session, remove_session, sessions_folder
@@ -90,12 +91,8 @@ def remove(
         if file.parent != sessions_folder() and not is_session(file):
             raise UsageError(f"{file} is not a saved session.", "Check the path.")
     if not yes:
-        if not is_terminal(sys.stdin):
-            raise UsageError(
-                "Cannot ask for confirmation: standard input is not a terminal.", "Add --yes to remove them."
-            )
         what = ", ".join(file.stem for file in files)
-        typer.confirm(printable(f"Remove {count(len(files), 'session')}: {what}?"), abort=True, err=True)
+        confirm_removal(printable(f"Remove {count(len(files), 'session')}: {what}?"))
     for file in files:
         session = SessionFile(file)  # refuses one that is open in another program
         try:

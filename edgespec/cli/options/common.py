@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,9 +12,26 @@ from edgespec.cli import config_file
 from edgespec.cli.completion import complete_model
 from edgespec.cli.options.declaration import is_on_command_line, option
 from edgespec.cli.options.from_file import checked_values
+from edgespec.cli.screen.terminal import is_terminal
 from edgespec.cli.utf8 import as_text, read_text
 from edgespec.config import Config
 from edgespec.errors import ContradictionError, UsageError, did_you_mean
+
+Yes = Annotated[bool, option(None, "-y --yes", "Do not ask for confirmation.", variable=False)]
+
+
+def confirm_removal(question: str) -> None:
+    """Ask before something is removed.
+
+    Raises:
+        UsageError: there is no terminal to ask at.
+        typer.Abort: the answer is no.
+    """
+    if not is_terminal(sys.stdin):
+        raise UsageError(
+            "Cannot ask for confirmation: standard input is not a terminal.", "Add --yes to remove it."
+        )
+    typer.confirm(question, abort=True, err=True)
 
 
 @dataclass(frozen=True)
