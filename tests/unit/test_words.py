@@ -122,9 +122,14 @@ def test_models_and_prompts(
     assert engine.asked[1][0] == SKY
 
 
-def test_with_a_model_named_every_word_is_a_prompt(engine: TalkingEngine) -> None:
-    assert main(["generate", "-m", "a.gguf", "llama3.2-3b"]) == 0
-    assert (engine.loaded_with["model"], engine.asked[0][0]) == ("a.gguf", "llama3.2-3b")
+def test_with_a_model_named_a_word_is_a_prompt_unless_it_names_another(
+    engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "-m", "a.gguf", "Hello"]) == 0
+    assert (engine.loaded_with["model"], engine.asked[0][0]) == ("a.gguf", "Hello")
+    for word in ("llama3.2-3b", "b.gguf"):
+        assert main(["generate", "-m", "a.gguf", word]) == 2
+        assert capsys.readouterr().err.startswith(f"Error: Two models were named: {word} and a.gguf.\n")
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,10 @@ def model_and_prompt(
             return name, text
         case [word] if not takes_prompt or (not model_is_given and is_model(word)):
             return word, prompt
+        case [word] if model_is_given and _is_known(word):
+            raise UsageError(
+                f"Two models were named: {_short(word)} and {model}.", "Name one; -p TEXT is a prompt."
+            )
         case [word]:
             return model, word
     return model, prompt
@@ -83,6 +87,19 @@ def model_and_prompt(
 
 def is_model(word: str) -> bool:
     """True if an argument names a model, rather than being a prompt."""
+    from edgespec.models.hub import catalog
+
+    if _is_known(word):
+        return True
+    if not _NAME.fullmatch(word):
+        return False
+    close = catalog.close_names(word, 1)
+    meant = f" Did you mean {close[0]}?" if close else ""
+    raise UsageError(f"There is no model '{word}'.{meant}", _HINT)
+
+
+def _is_known(word: str) -> bool:
+    """True for a path that can only be a model's, and for a name that is known here."""
     from edgespec.models.hub import catalog
     from edgespec.models.hub.external import find_external
     from edgespec.models.hub.names import parse_hub_name
@@ -99,11 +116,7 @@ def is_model(word: str) -> bool:
         return True
     if not _NAME.fullmatch(word):
         return False
-    if catalog.entry_for(word) or parse_hub_name(word) or find_external(word):
-        return True
-    close = catalog.close_names(word, 1)
-    meant = f" Did you mean {close[0]}?" if close else ""
-    raise UsageError(f"There is no model '{word}'.{meant}", _HINT)
+    return (catalog.entry_for(word) or parse_hub_name(word) or find_external(word)) is not None
 
 
 def _too_many(words: Sequence[str], *, prompt: str | None, asks: bool) -> UsageError:
