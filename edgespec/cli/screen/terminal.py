@@ -268,4 +268,6 @@ def _console() -> Console:
             for segment in super().render(renderable, options):
                 yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
-    return SafeConsole(stderr=True, highlight=False)
+    # COLUMNS and LINES do not follow a window that is resized.
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    return SafeConsole(stderr=True, highlight=False, _environ=environment)
