@@ -24,7 +24,7 @@ Capture = pytest.CaptureFixture[str]
     [
         (["-f", "q.txt"], "Why?"),
         (["-f", "notes.md", "-f", "q.txt"], "notes.md:\n```\nBlue.\n```\n\nWhy?"),
-        (["-f", "q.txt", "Now"], "q.txt:\n```\nWhy?\n```\n\nNow"),
+        (["-f", "q.txt", "Now?"], "q.txt:\n```\nWhy?\n```\n\nNow?"),
         (["-f", "file://{}/q.txt"], "Why?"),
     ],
     ids=["prompt", "two", "before", "url"],
