@@ -30,6 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import parser_of, print_head
+from edgespec.base.progress import no_progress
 from edgespec.config import Config
 from edgespec.costs.planned_weights import HitRates
 from edgespec.errors import EdgeSpecError, MemoryLimitError
@@ -52,7 +53,6 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.planning.memory.needs import MemoryNeeds
 from edgespec.planning.memory.stream_layout import StreamLayout
-from edgespec.progress import no_progress
 from edgespec.speculation.tree import TokenTree
 from tests.fuzz.architectures import NotMade, make, names
 from tests.fuzz.headers import Header

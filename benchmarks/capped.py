@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.base.units import parse_size, readable
 from edgespec.processes.children import find_program, run, start
-from edgespec.units import parse_size, readable
 
 _ROOTS = {"cgroup-v1": Path("/sys/fs/cgroup/memory"), "cgroup-v2": Path("/sys/fs/cgroup")}
 # The limit of memory, and the one that keeps swap from taking what does not fit.

@@ -26,6 +26,8 @@ import edgespec
 from benchmarks.harness import parser_of, print_head, write_hollow
 from benchmarks.workload import q4_0
 from edgespec import GenerationConfig
+from edgespec.base.progress import no_progress
+from edgespec.base.units import readable
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import MemoryLimitError
@@ -44,8 +46,6 @@ from edgespec.planning.devices.finding import find_devices
 from edgespec.planning.report.model_report import plan_for
 from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import DiskProfile, PassProfile, ProfileStore, disk_key, machine_identity
-from edgespec.progress import no_progress
-from edgespec.units import readable
 
 PROMPT = "Why is the sky blue?"
 CONTEXT = 512

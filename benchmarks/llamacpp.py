@@ -25,12 +25,12 @@ from pathlib import Path
 import edgespec
 from benchmarks.capped import CappedResult, cap_kind, run_capped
 from benchmarks.harness import parser_of, print_head
+from edgespec.base.units import parse_size
 from edgespec.bench.rows.preparation import context_for
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.machine.cores import default_threads
 from edgespec.measure.throughput import forget_cached
 from edgespec.offload.layout import round_up
-from edgespec.units import parse_size
 
 # "eval time = ... ( 12.34 ms per token, 81.05 tokens per second)", which is not the prompt's line.
 _EVAL_SPEED = re.compile(r"(?<!prompt )eval time =.*?,\s+([\d.]+) tokens per second")

@@ -19,10 +19,10 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
+from edgespec.base.progress import Progress, no_progress
 from edgespec.errors import ModelFileError, OutputError
 from edgespec.files.writing import atomic_large_write, writing_to
 from edgespec.printable import printable
-from edgespec.progress import Progress, no_progress
 
 _FEED_FORWARD = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.weight")
 _ARCHITECTURE = "llama"  # has dense blocks and experts under one name

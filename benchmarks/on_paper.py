@@ -14,13 +14,13 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.harness import parser_of, print_head, write_hollow
+from edgespec.base.progress import no_progress
 from edgespec.config import Config
 from edgespec.errors import MemoryLimitError
 from edgespec.models.gguf.synthesis.weightless import ModelShape
 from edgespec.models.hub import catalog
 from edgespec.planning.report.model_report import plan_for
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key
-from edgespec.progress import no_progress
 
 _GB = 1e9
 _TARGETS = ("qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b", "qwen2.5-72b")

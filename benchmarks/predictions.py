@@ -19,11 +19,11 @@ from typing import Any
 
 import edgespec
 from benchmarks.harness import measured_apart, parser_of, print_head
+from edgespec.base.progress import no_progress
 from edgespec.bench.rows.workload import own_questions
 from edgespec.config import Config
 from edgespec.generation.config import GenerationConfig
 from edgespec.planning.report.model_report import plan_for
-from edgespec.progress import no_progress
 
 _CONTEXT = 512  # of answers to questions
 Speeds = dict[str, float]

@@ -24,6 +24,7 @@ import edgespec
 from benchmarks.harness import parser_of, print_head
 from benchmarks.slow_network import DelayedPort
 from benchmarks.workload import PROMPTS, dropped, q4_0, widened
+from edgespec.base.progress import no_progress
 from edgespec.config import Config
 from edgespec.costs.planner import Prediction
 from edgespec.generation.config import GenerationConfig
@@ -34,7 +35,6 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.devices.assignment import layer_sizes
 from edgespec.planning.memory.needs import ContextShape, PairSizes
 from edgespec.planning.report.model_report import plan_for
-from edgespec.progress import no_progress
 
 _CONTEXT = 1024
 

@@ -63,8 +63,8 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "llama_cpp":
             raise
+        from edgespec.base.installation import install_command
         from edgespec.errors import BackendError
-        from edgespec.installation import install_command
 
         raise BackendError(
             "llama-cpp-python is not installed.",
@@ -73,8 +73,8 @@ def __getattr__(name: str) -> Any:
     except (FileNotFoundError, RuntimeError) as error:
         if "shared library" not in str(error).lower():  # what llama-cpp-python says of llama.cpp's
             raise
+        from edgespec.base.installation import install_command
         from edgespec.errors import BackendError
-        from edgespec.installation import install_command
 
         raise BackendError(
             f"llama.cpp cannot be loaded: {error}.",

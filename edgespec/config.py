@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from edgespec.errors import ContradictionError, UsageError, listed
-from edgespec.option import (
+from edgespec.base.option import (
     Group,
     Number,
     OneOf,
@@ -24,6 +23,7 @@ from edgespec.option import (
     option,
     options_of,
 )
+from edgespec.errors import ContradictionError, UsageError, listed
 
 AUTO, ALL, NONE, ATTENTION = "auto", "all", "none", "attention"
 _MAX_NODES = 4096  # of a tree

@@ -29,6 +29,7 @@ import psutil
 
 import edgespec
 from edgespec import GenerationConfig
+from edgespec.base.progress import no_progress
 from edgespec.cli.main import main as cli_main
 from edgespec.config import Config, DevicesConfig
 from edgespec.costs.curves import Curve
@@ -67,7 +68,6 @@ from edgespec.planning.host_products import host_costs
 from edgespec.planning.report.model_report import plan_for
 from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import ProfileStore
-from edgespec.progress import no_progress
 
 PROMPT = "Why is the sky blue?"
 ANSWER = GenerationConfig(max_tokens=16)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import edgespec
+from edgespec.base.progress import no_progress
 from edgespec.cli.main import main
 from edgespec.config import Config
 from edgespec.engine.engine import Engine
@@ -22,7 +23,6 @@ from edgespec.planning.memory.needs import ContextShape, PairSizes
 from edgespec.planning.memory.rows import needs_within
 from edgespec.planning.pass_costs import expected_prefill
 from edgespec.profiles.store import ProfileStore
-from edgespec.progress import no_progress
 from tests.tiny import N_EMBD
 
 OPTIONS: dict[str, Any] = {"context": 384, "threads": 1, "tree_budget": 12, "drafter": "model", "exact": True}

@@ -8,8 +8,8 @@ from typing import Any
 
 from edgespec.api.messages import Message
 from edgespec.api.refusals import Refusal
+from edgespec.base.latest import LatestValues
 from edgespec.errors import UsageError
-from edgespec.latest import LatestValues
 
 _MAX_RESPONSES = 1024
 _MAX_BYTES = 64 << 20  # the images of a conversation are kept with it

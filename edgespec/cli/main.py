@@ -16,12 +16,12 @@ from typing import Annotated, Any
 
 import typer
 
+from edgespec.base.option import naming_flags
 from edgespec.cli import config_file as settings
 from edgespec.cli.command_table import RootGroup
 from edgespec.cli.options.rows import with_bare_json
 from edgespec.cli.standard_error import never_fail
 from edgespec.errors import EdgeSpecError
-from edgespec.option import naming_flags
 from edgespec.processes.children import child_environment
 from edgespec.version import __version__
 

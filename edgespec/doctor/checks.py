@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from edgespec.base.installation import compile_command
+from edgespec.base.units import readable
 from edgespec.doctor.facts import Facts
-from edgespec.installation import compile_command
 from edgespec.kernels.setting import cost_of_missing, kernels_of
 from edgespec.machine.cores import FEATURES
 from edgespec.machine.disks import HDD, NETWORK, NVME, SSD, TMPFS, VIRTUAL
 from edgespec.machine.gpus import AMD, INTEL, NVIDIA
-from edgespec.units import readable
 
 HINT, WARNING, ERROR = "hint", "warning", "error"
 SEVERITIES = (HINT, WARNING, ERROR)

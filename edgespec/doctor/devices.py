@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from edgespec.base.progress import Progress
 from edgespec.config import DevicesConfig
 from edgespec.errors import InconclusiveTrial
-from edgespec.progress import Progress
 
 if TYPE_CHECKING:
     from edgespec.llama.build import Build

@@ -7,17 +7,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec.base.installation import install_command
+from edgespec.base.prebuilt import PACKAGE, misfit
+from edgespec.base.progress import Progress, no_progress
 from edgespec.doctor.devices import DeviceCheck, examine_devices
 from edgespec.doctor.kernels import KernelFacts, examine_kernels
 from edgespec.errors import BackendError, EdgeSpecError
 from edgespec.files.user_folders import cache_folder
-from edgespec.installation import install_command
 from edgespec.machine.disks import Disk, disk_of
 from edgespec.machine.probe import Machine, probe
 from edgespec.models.gguf.footprint import cells_for
-from edgespec.prebuilt import PACKAGE, misfit
 from edgespec.profiles.store import ProfileStore
-from edgespec.progress import Progress, no_progress
 
 if TYPE_CHECKING:
     from edgespec.llama.build import Build

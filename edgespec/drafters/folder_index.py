@@ -17,12 +17,12 @@ from typing import IO, Protocol
 
 import numpy as np
 
+from edgespec.base.option import named
+from edgespec.base.progress import Progress
 from edgespec.errors import UsageError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.user_folders import expanded
 from edgespec.files.writing import atomic_large_write, remedy, remove_abandoned
-from edgespec.option import named
-from edgespec.progress import Progress
 from edgespec.speculation.sources.corpus import BREAK, Corpus, CorpusBlock, Tokens, suffix_array
 
 MAKING_BYTES = 48 << 20  # of memory while an index is made; a block of tokens is sorted at a time

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgespec.base.progress import Progress
 from edgespec.drafters.translation import Translation
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
@@ -27,7 +28,6 @@ from edgespec.llama.tokenizer.compatibility import differs
 from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.machine.cores import default_threads
 from edgespec.profiles.stream_rate import StreamRate
-from edgespec.progress import Progress
 
 _ROWS = 64
 _AMONG = 4

@@ -17,6 +17,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from edgespec.base.progress import Progress, no_progress
+from edgespec.base.units import readable
 from edgespec.drafting.agreement import (
     PROMPTS,
     Agreement,
@@ -36,8 +38,6 @@ from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, DrafterPair, PairRegistry, drafters_folder
-from edgespec.progress import Progress, no_progress
-from edgespec.units import readable
 
 _CONTEXT = 1024
 _FEW_PROMPTS, _FEW_TOKENS = 2, 24  # enough to time passes, if the text itself is known

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from edgespec.base.progress import Progress
+from edgespec.base.units import readable
 from edgespec.drafters.translation import Translation
 from edgespec.errors import PairingError, UsageError
 from edgespec.heads.families import head_recipe
@@ -17,8 +19,6 @@ from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, REGISTERED, DrafterPair, PairRegistry, drafters_folder
-from edgespec.progress import Progress
-from edgespec.units import readable
 
 _HEAD_CHECK = "hidden states"
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from edgespec.base.option import named
 from edgespec.engine.sequence import TextSequence
 from edgespec.errors import UsageError
 from edgespec.images.rows import PlacedImage
 from edgespec.llama.cache.kv_cache import KVCache
 from edgespec.llama.runtime.batch import EmbeddedBatch, TokenRows
 from edgespec.llama.runtime.context import Context
-from edgespec.option import named
 
 
 def decode_image(context: Context, cache: KVCache, image: PlacedImage, most: int | None = None) -> int:

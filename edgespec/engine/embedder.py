@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from edgespec.base.option import named
 from edgespec.engine.access import ExclusiveAccess
 from edgespec.errors import BackendError, ContextLengthError, UsageError
 from edgespec.llama.embedding import EmbeddingContext
 from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.llama.runtime.context import FloatArray
 from edgespec.llama.runtime.model import Model
-from edgespec.option import named
 
 PASS_TOKENS = 512
 """Tokens of a pass over several sequences; a longer one has a pass of its own."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
+from edgespec.base.option import named
+from edgespec.base.progress import checked_while_waiting
 from edgespec.costs.batches import knee_of_sequences
 from edgespec.engine.access import Call, ExclusiveAccess
 from edgespec.engine.decoding import Decoder
@@ -27,8 +29,6 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation, PassRecord
 from edgespec.generation.score import Score
 from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
-from edgespec.option import named
-from edgespec.progress import checked_while_waiting
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.text.encoding import Encoder, Prompt
 

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
+from edgespec.base.option import named
 from edgespec.engine.answer import Answer
 from edgespec.engine.drafting import Speculator
 from edgespec.engine.embedded_images import require_readable
@@ -17,7 +18,6 @@ from edgespec.errors import ContextLengthError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation, MemoryUse
 from edgespec.images.rows import PlacedImage
-from edgespec.option import named
 from edgespec.profiles.store import ProfileKeys
 from edgespec.speculation.drafters.base import NoDrafter
 from edgespec.speculation.spliced import SplicedText

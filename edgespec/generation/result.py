@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from edgespec.base.units import readable_rate
 from edgespec.generation.config import short_repr
 from edgespec.generation.expert_use import ExpertUse
 from edgespec.generation.tools import CallPiece, ToolCall
-from edgespec.units import readable_rate
 
 _SHOWN = 60  # characters of an answer in its repr
 

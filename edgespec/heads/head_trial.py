@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from edgespec.base.option import named
 from edgespec.errors import BackendError
 from edgespec.heads.families import open_context
 from edgespec.heads.head import Head
@@ -25,7 +26,6 @@ from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.vetting import require_loadable
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.option import named
 
 
 def require_draftable(head: Head, files: ModelFiles, target: ModelFiles) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from edgespec.base.option import named
 from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
@@ -21,7 +22,6 @@ from edgespec.llama.runtime import nextn
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context, FloatArray
 from edgespec.llama.runtime.graph import GraphObserver
-from edgespec.option import named
 
 
 class LastStates:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgespec.base.option import named
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.heads.head import Head, another_target, with_output
 from edgespec.models.gguf.head_family import HeadFamily
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers, mtp_count, of_plain_layers
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.option import named
 
 ARCHITECTURES = frozenset(
     {

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.base.units import readable
 from edgespec.images.projector import kind_of
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.units import readable
 
 TYPICAL = (1024, 768)
 """Width and height, in pixels, of the picture whose tokens are told."""

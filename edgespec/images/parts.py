@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from edgespec.base.placeholders import Placeholders
 from edgespec.errors import UsageError
 from edgespec.files.user_folders import expanded
 from edgespec.images.file import check_image, check_size, media_type, read_image
-from edgespec.placeholders import Placeholders
 from edgespec.printable import shown
 
 UNNAMED = "The image"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgespec.base.option import named
 from edgespec.errors import EdgeSpecError, ModelFileError, UsageError
 from edgespec.files.state import FileState
 from edgespec.files.user_folders import in_home
@@ -13,7 +14,6 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.not_gguf import unreadable
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.projectors import choose_projector, projectors_around
-from edgespec.option import named
 from edgespec.printable import one_line
 
 _USUAL = "mmproj-*.gguf"

@@ -16,13 +16,13 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from edgespec.base.installation import install_command
+from edgespec.base.option import named
 from edgespec.errors import BackendError, ContextLengthError, EdgeSpecError, UsageError
 from edgespec.images.file import MAX_PIXELS, MAX_SIDE, check_size
 from edgespec.images.projector import find_projector, identity_of
 from edgespec.images.rows import ImageRows, PlacedImage, placed_images
-from edgespec.installation import install_command
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.option import named
 from edgespec.processes.trial import Verdict, attempt_in_child
 
 _ENCODER = "edgespec.llama.projector"

@@ -12,6 +12,7 @@ from pathlib import Path
 import llama_cpp
 from filelock import FileLock, Timeout
 
+from edgespec.base.prebuilt import VARIABLE as LLAMA_CPP_FOLDER
 from edgespec.errors import BackendError
 from edgespec.files.small_json import read_json, remembered
 from edgespec.kernels import ggml
@@ -30,7 +31,6 @@ from edgespec.kernels.setting import (
 )
 from edgespec.kernels.trial import TRIAL_TIMEOUT_S, LayoutsUntried, run_trial
 from edgespec.machine.cores import probe_cores
-from edgespec.prebuilt import VARIABLE as LLAMA_CPP_FOLDER
 
 _VERSION = 4
 

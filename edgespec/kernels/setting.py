@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from edgespec.base.installation import install_command
 from edgespec.errors import UsageError
-from edgespec.installation import install_command
 from edgespec.kernels.native.build import COMMAND
 
 VARIABLE = "EDGESPEC_KERNELS"

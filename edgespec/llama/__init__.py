@@ -1,5 +1,5 @@
 """llama.cpp: models, contexts, caches, vocabularies and draft heads."""
 
-from edgespec.prebuilt import prepare_loading
+from edgespec.base.prebuilt import prepare_loading
 
 prepare_loading()

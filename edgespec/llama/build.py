@@ -8,10 +8,10 @@ from pathlib import Path
 
 import llama_cpp
 
+from edgespec.base.prebuilt import COMPILED, FOLDER, WHEEL, wheel_in_use
 from edgespec.kernels import ggml
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.device_failures import lost_devices
-from edgespec.prebuilt import COMPILED, FOLDER, WHEEL, wheel_in_use
 
 CPU, GPU, SHARED_GPU, ACCELERATOR = "cpu", "gpu", "shared gpu", "accelerator"
 _KINDS = (CPU, GPU, SHARED_GPU, ACCELERATOR)  # in ggml's order

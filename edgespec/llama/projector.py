@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from edgespec.base.prebuilt import VARIABLE as LLAMA_CPP_FOLDER
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.model import Model
 from edgespec.machine.contention import ContentionWatch
-from edgespec.prebuilt import VARIABLE as LLAMA_CPP_FOLDER
 from edgespec.printable import one_line
 from edgespec.processes.limits import limited_memory, limited_time
 

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from edgespec.base.installation import install_command
 from edgespec.errors import BackendError, EdgeSpecError, ModelFileError, OutputError, UsageError
 from edgespec.files.writing import atomic_large_write, followed, writing_to
-from edgespec.installation import install_command
 from edgespec.processes.children import python_command, run
 from edgespec.processes.exit_status import describe_exit
 

@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
+from edgespec.base.progress import Progress
 from edgespec.config import OPTIONS, Config
-from edgespec.progress import Progress
 
 
 class LoadArguments(TypedDict, total=False):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.base.option import named
 from edgespec.costs.pass_time import RoundCosts
 from edgespec.drafters.draft_sequence import WHOLE, DraftWindow
 from edgespec.engine.target import Target
@@ -28,7 +29,6 @@ from edgespec.loading.state import LoadState
 from edgespec.measure.initial_costs import initial_costs
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
-from edgespec.option import named
 from edgespec.planning.draft_window import draft_window
 from edgespec.planning.exactness import max_nodes
 from edgespec.planning.plan import Plan

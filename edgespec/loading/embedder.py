@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from edgespec.base.option import named
+from edgespec.base.progress import Progress, no_progress
 from edgespec.config import Config
 from edgespec.engine.embedder import Embedder
 from edgespec.errors import UsageError
@@ -18,10 +20,8 @@ from edgespec.models.gguf.embedding import embedding_shape, require_embeddings
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
-from edgespec.option import named
 from edgespec.planning.embedder import SEQUENCES, plan_embedder
 from edgespec.planning.serving_context import serving_context
-from edgespec.progress import Progress, no_progress
 
 _USED = ("model", "context", "memory", "threads")
 # Options that `serve` sets by itself, and that concern answers only.

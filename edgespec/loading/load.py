@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
+from edgespec.base.progress import Progress, no_progress
 from edgespec.config import AUTO, NONE, Config, ModelConfig
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.drafting import Speculator
@@ -55,7 +56,6 @@ from edgespec.planning.plan import Plan, Planner
 from edgespec.planning.projector import reserved_projector
 from edgespec.profiles.store import ImageProfile, ProfileKeys, image_key
 from edgespec.profiles.updates import ProfileUpdates
-from edgespec.progress import Progress, no_progress
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.sources.answers import Answers
 from edgespec.text.encoding import Encoder

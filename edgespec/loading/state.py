@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from edgespec.base.option import named
+from edgespec.base.progress import Progress
+from edgespec.base.units import readable
 from edgespec.config import Config, ModelConfig
 from edgespec.errors import MemoryLimitError
 from edgespec.llama.first_layers import FirstLayers
 from edgespec.llama.runtime.abort import AbortFlag
 from edgespec.llama.runtime.model import Closable, Model
 from edgespec.machine.cores import default_threads
-from edgespec.option import named
 from edgespec.planning.adapters import Adapter
 from edgespec.planning.plan import Plan
 from edgespec.profiles.store import ProfileStore
-from edgespec.progress import Progress
-from edgespec.units import readable
 from edgespec.workers.pool import WorkerPool
 
 Opened = TypeVar("Opened", bound=Closable)

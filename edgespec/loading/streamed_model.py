@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from edgespec.base.progress import Progress, no_progress
+from edgespec.base.units import readable
 from edgespec.kernels.ggml import Address
 from edgespec.llama.runtime.device_layers import DeviceLayers
 from edgespec.llama.runtime.model import Model
@@ -17,8 +19,6 @@ from edgespec.offload.packing.division import IN_CACHE, PackFolders
 from edgespec.offload.packing.sources import States, check_unchanged, current_states
 from edgespec.offload.weights import StreamedWeights
 from edgespec.planning.memory.stream_layout import StreamLayout, streamable
-from edgespec.progress import Progress, no_progress
-from edgespec.units import readable
 
 
 @dataclass

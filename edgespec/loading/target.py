@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from edgespec.base.option import named
 from edgespec.engine.target import Target
 from edgespec.errors import BackendError
 from edgespec.files.state import FileState
@@ -37,7 +38,6 @@ from edgespec.offload.packing.index import packs_folder
 from edgespec.offload.paging import try_paging
 from edgespec.offload.reread import RereadWeights
 from edgespec.offload.store_reader import DamagedPack
-from edgespec.option import named
 from edgespec.planning.adapters import refuse_streaming
 from edgespec.planning.devices.finding import UNPINNED
 from edgespec.planning.exactness import rule_searches

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from edgespec.base.units import readable
 from edgespec.errors import EdgeSpecError
 from edgespec.llama.runtime.device_layers import DeviceLayers
 from edgespec.llama.runtime.weight_store import AllInMemory
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.devices.assignment import LayerAssignment, usual_type
-from edgespec.units import readable
 from edgespec.workers.address import parse_addresses
 from edgespec.workers.pool import WorkerPool
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+from edgespec.base.progress import Progress
 from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError, InconclusiveTrial
 from edgespec.kernels.device_speed import DeviceFailed, measure_speeds
@@ -23,7 +24,6 @@ from edgespec.models.gguf.experts import multiplied
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import BLOCK_SIZES, GGUFHeader
 from edgespec.profiles.store import Key, ProfileStore, machine_identity
-from edgespec.progress import Progress
 
 _FEW = 0.02  # of a model's weights: a type with fewer is taken to be as fast as the usual one
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from edgespec.base.progress import Progress
 from edgespec.costs.curves import Curve
 from edgespec.machine.contention import ContentionWatch
 from edgespec.measure.samples import ROUNDS, TimingSamples
 from edgespec.profiles.store import DraftProfile
-from edgespec.progress import Progress
 from edgespec.speculation.drafters.base import Drafter
 
 _WIDTHS = (1, 2, 4, 8, 16, 32)

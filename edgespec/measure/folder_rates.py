@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
+from edgespec.base.progress import Progress
 from edgespec.errors import StreamError
 from edgespec.measure.throughput import measure_reading
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key
-from edgespec.progress import Progress
 
 _FILE_BYTES = 128 << 20
 _BLOCK_BYTES = 4 << 20

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgespec.base.progress import Progress
 from edgespec.costs.pass_time import draft_seconds
 from edgespec.costs.yields import TreeYields
 from edgespec.engine.engine import Engine
@@ -28,7 +29,6 @@ from edgespec.profiles.store import (
     disk_key,
 )
 from edgespec.profiles.stream_rate import StreamRate
-from edgespec.progress import Progress
 from edgespec.speculation.drafters.base import NoDrafter
 
 _SMALL_TREE = 12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from edgespec.base.progress import Progress
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, RoundCosts, even_step, streamed_curve
 from edgespec.engine.target import Target
@@ -14,7 +15,6 @@ from edgespec.measure.passes import passes_by_first_layers, quick_passes
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.profiles.store import DraftProfile, PassProfile, ProfileKeys, ProfileStore, disk_key
-from edgespec.progress import Progress
 from edgespec.speculation.drafters.base import Drafter
 
 _ROWS = 32  # nodes of a usual tree

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from edgespec.base.progress import Progress, no_progress
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import USUAL_OVERLAP, fitted_overlap, read_seconds
 from edgespec.engine.sequence import SequenceTree, TextSequence
@@ -24,7 +25,6 @@ from edgespec.measure.samples import ROUNDS, TimingSamples
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.profiles.store import PassProfile
 from edgespec.profiles.stream_rate import StreamRate
-from edgespec.progress import Progress, no_progress
 from edgespec.speculation.tree import TokenTree
 
 _TEXT = 32  # tokens before the rows that are timed

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgespec.base.progress import Progress
 from edgespec.errors import StreamError
 from edgespec.files.direct_reader import FileReader
 from edgespec.files.positioned import BLOCK, drop_cached
@@ -21,7 +22,6 @@ from edgespec.offload.layout import PIECE_BYTES
 from edgespec.offload.weight_memory import WeightMemory
 from edgespec.offload.weights import N_READERS
 from edgespec.profiles.store import DiskProfile
-from edgespec.progress import Progress
 
 _BLOCKS = (1 << 20, 4 << 20, 16 << 20)
 _THREADS = (1, 2, 4)

@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from edgespec.base.progress import Progress
 from edgespec.costs.yields import TreeYields
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import PassRecord
-from edgespec.progress import Progress
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import method_for
 from edgespec.speculation.policies import tree_policy

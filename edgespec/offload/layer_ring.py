@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from edgespec.base.option import named
 from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
@@ -28,7 +29,6 @@ from edgespec.offload.layout import Read
 from edgespec.offload.slot_filler import SlotFiller, SlotLoad
 from edgespec.offload.store_reader import StoreReader
 from edgespec.offload.weight_memory import WeightMemory
-from edgespec.option import named
 
 _VIEW, _VIEW_OFFSET = 10, 11  # after the ten sources
 _FAR = 8  # nodes between a layer's last use and the next streamed layer that justify a stop

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.base.option import named
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.files.user_folders import expanded
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.option import named
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from edgespec.base.option import named
+from edgespec.base.units import readable, rounded_up
 from edgespec.config import LOOKUP
 from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.machine.memory import PROCESS_BYTES
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
-from edgespec.option import named
 from edgespec.planning.drafter import FoundDrafter
 from edgespec.planning.memory.needs import measured_process_bytes
 from edgespec.planning.plan import Plan, Planner, SequencePlan
 from edgespec.planning.sequences import plan_sequences
 from edgespec.planning.tree_sizes import usual_nodes
-from edgespec.units import readable, rounded_up
 
 _MAX_TRIALS = 40
 

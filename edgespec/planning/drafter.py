@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgespec.base.option import named
+from edgespec.base.progress import Progress
+from edgespec.base.units import readable_rate
 from edgespec.costs.planner import alternatives, best
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.heads.families import drafter_files
@@ -15,12 +18,9 @@ from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import FAMILY, DrafterCandidate, candidates
 from edgespec.models.hub.registry import PairRegistry
-from edgespec.option import named
 from edgespec.planning.files import read_drafter, read_mtp
 from edgespec.planning.plan import Planner
 from edgespec.planning.tree_sizes import known_drafting
-from edgespec.progress import Progress
-from edgespec.units import readable_rate
 
 _ENOUGH = 32  # passes after which what trees yield is known well enough
 _CLEARLY = 1.05  # times the speed, before another one than usual is taken

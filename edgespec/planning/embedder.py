@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgespec.base.option import named
+from edgespec.base.units import readable, rounded_up
 from edgespec.config import Config
 from edgespec.engine.embedder import PASS_TOKENS
 from edgespec.errors import MemoryLimitError
@@ -15,9 +17,7 @@ from edgespec.machine.memory import PROCESS_BYTES, FreeMemory
 from edgespec.models.gguf.embedding import EmbeddingShape
 from edgespec.models.gguf.footprint import footprint, vocabulary_bytes, work_bytes
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.option import named
 from edgespec.planning.memory.needs import LATER_BYTES, measured_process_bytes, with_second_copy
-from edgespec.units import readable, rounded_up
 
 SEQUENCES = 64  # of a pass
 _ROWS = 128  # of a pass over a sequence that is read in pieces: each row costs logits, which nobody reads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgespec.base.option import named
 from edgespec.errors import UsageError
 from edgespec.heads.families import drafter_files, head_of
 from edgespec.heads.head_trial import require_draftable
@@ -13,7 +14,6 @@ from edgespec.models.gguf.embedding import require_generation
 from edgespec.models.gguf.head_family import head_family
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
-from edgespec.option import named
 
 
 def read_model(path: Path) -> ModelFiles:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from edgespec.base.progress import Progress, no_progress
 from edgespec.config import Config
 from edgespec.measure.folder_rates import folder_rates, known_rates
 from edgespec.offload.packing.division import PackFolders, existing, named_folders
 from edgespec.profiles.store import ProfileStore
-from edgespec.progress import Progress, no_progress
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
+from edgespec.base.option import named
 from edgespec.config import NONE, Config
 from edgespec.costs.curves import Curve
 from edgespec.costs.layer_assignment import RemotePart, curve_over_machines
@@ -26,7 +27,6 @@ from edgespec.measure.threads import planned_threads
 from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.offload.reread import reread_bytes
-from edgespec.option import named
 from edgespec.planning.adapters import Adapter
 from edgespec.planning.devices.assignment import (
     LayerAssignment,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from edgespec.base.units import readable
 from edgespec.costs.batches import SIZES, SequenceCells, TextLengths, fewest_sequences, predict_batch
 from edgespec.costs.planner import TargetPasses
 from edgespec.errors import MemoryLimitError
@@ -19,7 +20,6 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.memory.needs import MemoryNeeds
 from edgespec.planning.plan import Plan, Planner, SequencePlan
 from edgespec.speculation.noise import noise_bytes
-from edgespec.units import readable
 
 _UNMEASURED = 16  # sequences, where it is not known what passes take
 _SHARE = 1 / 8  # of a streamed model's budget for the cells of company, where it is not known what that gains

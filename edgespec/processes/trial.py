@@ -24,10 +24,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from edgespec.base.progress import report_waiting
 from edgespec.errors import EdgeSpecError, InconclusiveTrial, MemoryLimitError
 from edgespec.processes.children import python_command, start
 from edgespec.processes.exit_status import crash_fault, describe_exit, signal_name
-from edgespec.progress import report_waiting
 
 # Python starts slowly on a busy machine. Once a child is running, its processor time is limited first.
 _STARTING_S = 60.0

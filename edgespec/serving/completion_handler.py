@@ -25,10 +25,10 @@ from edgespec.api.images import RequestImages, without_data
 from edgespec.api.limits import Limits
 from edgespec.api.refusals import Refusal, ShuttingDown, Unavailable, logged_refusal
 from edgespec.api.warnings import Warnings
+from edgespec.base.progress import checked_while_waiting
 from edgespec.generation.result import Chunk, Generation
 from edgespec.images.reader import UnreadImage, without_reading
 from edgespec.images.rows import PlacedImage
-from edgespec.progress import checked_while_waiting
 from edgespec.serving.engine_worker import EngineWorker, PendingAnswer, PrefillProgress, chunks_of
 from edgespec.serving.keys import owner_of
 from edgespec.serving.model_worker import QueueSlot

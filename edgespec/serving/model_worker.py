@@ -20,8 +20,8 @@ from edgespec.api.refusals import (
     reason_of,
     refusal_for,
 )
+from edgespec.base.progress import Progress
 from edgespec.machine.memory import release_free_memory
-from edgespec.progress import Progress
 from edgespec.serving.metrics import Metrics
 from edgespec.serving.ollama.model_card import ModelCard
 

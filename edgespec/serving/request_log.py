@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from edgespec.base.units import readable_rate
 from edgespec.files.writing import writing_to
 from edgespec.generation.result import Generation, tokens_per_second
-from edgespec.units import readable_rate
 
 GONE = 499
 """The status of a request whose client left before it was answered, as nginx has it."""

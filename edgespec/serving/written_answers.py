@@ -13,8 +13,8 @@ from dataclasses import asdict
 from typing import Any
 
 from edgespec.api.images import digested
+from edgespec.base.latest import LatestValues
 from edgespec.files.checked import CheckedFiles
-from edgespec.latest import LatestValues
 from edgespec.text.replay import WrittenAnswer
 
 _SUFFIX = ".answer"

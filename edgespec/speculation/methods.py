@@ -9,10 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
+from edgespec.base.option import named
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.rules import Rule
-from edgespec.option import named
 from edgespec.speculation.adjustments import Adjustments
 from edgespec.speculation.constraint import ConstrainedRanking, Constraint
 from edgespec.speculation.drafters.base import Drafter, DraftMemory, DraftRequest, NoDrafter, TreeDrafting

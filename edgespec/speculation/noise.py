@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.latest import LatestValues
+from edgespec.base.latest import LatestValues
 from edgespec.speculation.tree import FloatArray
 
 # Of a position: its random bits, which both sides use, and the noise as the drafter adds it to logits.

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
+from edgespec.base.option import named
 from edgespec.errors import TemplateError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.images.parts import Image, WithPlaceholders, has_images
 from edgespec.images.reader import ImageReader
 from edgespec.llama.tokenizer.vocabulary import Vocabulary
-from edgespec.option import named
 from edgespec.printable import shown
 from edgespec.text.answer_format import AnswerFormat, ThoughtFormat
 from edgespec.text.calls.messages import with_calls_for

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgespec.base.placeholders import Placeholders
 from edgespec.generation.result import Generation
-from edgespec.placeholders import Placeholders
 from edgespec.text.answer_format import ThoughtFormat
 from edgespec.text.template import Message, PromptSegment
 

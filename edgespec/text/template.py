@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.base.placeholders import Placeholders
 from edgespec.errors import TemplateError
-from edgespec.placeholders import Placeholders
 from edgespec.text.conversation_forms import forms, in_parts, is_shown, with_whole_schemas
 from edgespec.text.template_process import MAX_OUTPUT_CHARS, OTHER_FILE, TemplateProcess
 

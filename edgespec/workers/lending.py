@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.base.installation import install_command
 from edgespec.errors import BackendError, UsageError
-from edgespec.installation import install_command
 from edgespec.kernels.ggml import rpc
 from edgespec.kernels.ggml.structs import UnsupportedBuild
 from edgespec.machine.probe import available_memory

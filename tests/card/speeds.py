@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from edgespec.base.units import readable
 from edgespec.machine.cores import default_threads
-from edgespec.units import readable
 from tests.card.cases import ALL_ROWS, Case, cases_of, sizes_within
 from tests.card.runner import Runner
 from tests.card.synthetic import write_model

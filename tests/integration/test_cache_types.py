@@ -12,6 +12,7 @@ import pytest
 
 import edgespec
 from edgespec import GenerationConfig
+from edgespec.base.progress import no_progress
 from edgespec.config import Config
 from edgespec.errors import MemoryLimitError, ModelFileError, UsageError
 from edgespec.generation.result import Generation
@@ -21,7 +22,6 @@ from edgespec.models.gguf.footprint import cells_for
 from edgespec.models.gguf.header import read_header
 from edgespec.planning.report.model_report import plan_for
 from edgespec.planning.report.report import PlanReport
-from edgespec.progress import no_progress
 from tests.fuzz.headers import UINT32, parse
 from tests.least_memory import least_memory
 from tests.program import run_here

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 import edgespec
+from edgespec.base.units import readable
 from edgespec.config import Config
 from edgespec.errors import MemoryLimitError
 from edgespec.models.gguf.layers import ModelFiles
@@ -18,7 +19,6 @@ from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.memory.fit import fit_report
 from edgespec.planning.plan import Planner
 from edgespec.profiles.store import ProfileStore
-from edgespec.units import readable
 
 CONTEXT = 256
 

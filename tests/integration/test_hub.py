@@ -17,6 +17,8 @@ import gguf
 import numpy as np
 import pytest
 
+from edgespec.base.progress import Progress
+from edgespec.base.units import readable
 from edgespec.errors import EdgeSpecError, HubError, OutputError, UsageError
 from edgespec.models.gguf.header import read_header_bytes
 from edgespec.models.hub.cache import cached_models
@@ -25,8 +27,6 @@ from edgespec.models.hub.inspection import RemoteHeaders
 from edgespec.models.hub.names import HubName, parse_hub_name
 from edgespec.models.hub.pull import pull
 from edgespec.models.hub.repository import Hub, find_repository
-from edgespec.progress import Progress
-from edgespec.units import readable
 from tests.hub_server import (
     COMMIT,
     LACKS,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import edgespec
+from edgespec.base.progress import no_progress
 from edgespec.costs.curves import Curve
 from edgespec.engine.engine import Engine
 from edgespec.kernels.report import ROWS
@@ -18,7 +19,6 @@ from edgespec.measure import initial_costs as measuring
 from edgespec.measure.initial_costs import initial_costs
 from edgespec.measure.passes import time_pass
 from edgespec.profiles.store import DraftProfile, ProfileKeys, ProfileStore
-from edgespec.progress import no_progress
 
 KEYS = ProfileKeys.of("target", "drafter", threads=2, mode="")
 

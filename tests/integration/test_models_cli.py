@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.base.progress import no_progress
 from edgespec.config import Config
 from edgespec.drafting.pair_check import examine_pair
 from edgespec.errors import HubError
@@ -29,7 +30,6 @@ from edgespec.models.hub.repository import Hub
 from edgespec.offload.packing.index import packs_folder
 from edgespec.planning.report.model_report import plan_for
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key, machine_identity
-from edgespec.progress import no_progress
 from tests.fuzz.headers import small_model
 from tests.hub_server import HubServer
 from tests.program import run_captured as run

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import edgespec
+from edgespec.base.progress import no_progress
 from edgespec.engine.engine import Engine
 from edgespec.errors import OutputError, StreamError
 from edgespec.llama.quantize import make_drafter
@@ -27,7 +28,6 @@ from edgespec.offload.packing import choice, division
 from edgespec.offload.packing.index import packs_folder
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key
-from edgespec.progress import no_progress
 from tests.least_memory import load_in_least_memory, weights_of
 from tests.program import run_captured as run
 from tests.tiny import write_tiny

@@ -84,7 +84,7 @@ def test_without_the_bundled_model_a_hint_names_the_command_that_installs_it(
 
 
 def test_hints_of_an_installed_wheel_name_no_file_of_a_checkout(programs: Path, tmp_path: Path) -> None:
-    code = "from edgespec.installation import install_command; print(install_command(rebuild=True))"
+    code = "from edgespec.base.installation import install_command; print(install_command(rebuild=True))"
 
     hint = run(str(programs / "python"), "-c", code, cwd=tmp_path)
 

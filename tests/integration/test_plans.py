@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from platformdirs import user_cache_path
 
+from edgespec.base.progress import no_progress
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import MemoryLimitError
@@ -27,7 +28,6 @@ from edgespec.planning.devices import machine
 from edgespec.planning.report.model_report import plan_for
 from edgespec.planning.report.report import PlanReport
 from edgespec.profiles.store import DiskProfile, PassProfile, ProfileStore, disk_key, machine_identity
-from edgespec.progress import no_progress
 from tests.least_memory import least_memory
 from tests.tiers import slow_except
 

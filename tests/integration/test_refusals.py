@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 import edgespec
+from edgespec.base.progress import no_progress
+from edgespec.base.units import parse_size
 from edgespec.cli.main import main
 from edgespec.config import Config
 from edgespec.errors import MemoryLimitError
@@ -21,8 +23,6 @@ from edgespec.models.gguf.header import read_header
 from edgespec.planning.report.model_report import plan_for
 from edgespec.planning.report.report import PlanReport
 from edgespec.profiles.store import ProfileStore, machine_identity
-from edgespec.progress import no_progress
-from edgespec.units import parse_size
 
 PAIRS: dict[str, dict[str, Any]] = {
     "alone": {"draft": "none", "offload": "stream"},

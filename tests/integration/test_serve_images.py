@@ -18,11 +18,11 @@ import pytest
 
 import edgespec
 from edgespec.api.limits import Limits
+from edgespec.base.progress import report_waiting
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgeSpecError
 from edgespec.llama.projector import NoImageLibrary, load_library
 from edgespec.processes.trial import Verdict, attempt_in_child
-from edgespec.progress import report_waiting
 from tests.serving import CHAT, RESPONSE, Running, serving
 from tests.tiny_images import ROWS, png, png_of, write_seeing
 from tests.waiting import PATIENCE_S, wait_until

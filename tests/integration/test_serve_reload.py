@@ -13,12 +13,12 @@ from typing import Any
 import gguf
 import pytest
 
+from edgespec.base.units import readable_count
 from edgespec.engine.engine import Engine
 from edgespec.engine.sequence import TextSequence
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.serving.keep_alive import parse_keep_alive
-from edgespec.units import readable_count
 from tests.least_memory import load_in_least_memory
 from tests.serving import CHAT, RESPONSE, TEXT, Running, load, serving
 from tests.tiny import ARCHITECTURES, N_LAYER, write_tiny

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import edgespec
+from edgespec.base.progress import no_progress
 from edgespec.bench.rows.shared_rows import measure_texts
 from edgespec.cli.main import main
 from edgespec.costs.yields import TreeYields
@@ -18,7 +19,6 @@ from edgespec.errors import UsageError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.generation.config import GenerationConfig
 from edgespec.profiles.store import ProfileStore
-from edgespec.progress import no_progress
 from edgespec.speculation.drafters.proposing import ProposingDrafter
 from edgespec.speculation.policies import tree_policy
 from edgespec.speculation.sources.base import Proposer

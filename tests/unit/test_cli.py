@@ -17,6 +17,7 @@ import pytest
 import typer.main
 
 import edgespec
+from edgespec.base.units import parse_size
 from edgespec.cli.commands.draft import gain_in_words
 from edgespec.cli.commands.ps import arguments_of
 from edgespec.cli.main import app, main
@@ -26,7 +27,6 @@ from edgespec.config import TREES
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
-from edgespec.units import parse_size
 from tests.unit.command_tree import leaf_commands
 from tests.unit.talking import TalkingEngine, records
 

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.base.progress import no_progress
 from edgespec.drafters import folder_index
 from edgespec.drafters.folder_index import open_corpus
 from edgespec.errors import UsageError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.secret import user_secret
-from edgespec.progress import no_progress
 from edgespec.speculation.drafters.proposing import ProposingDrafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import ProbabilityRanking

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from benchmarks.capped import cap_kind, run_capped
+from edgespec.base.progress import no_progress
 from edgespec.files.direct_reader import FileReader
 from edgespec.machine.cores import FEATURES, probe_cores, usable_cores
 from edgespec.machine.disks import Disk, disk_of, file_system_id
@@ -21,7 +22,6 @@ from edgespec.machine.gpus import Gpu, parse_nvidia_smi, probe_gpus
 from edgespec.machine.memory import available_memory, probe_memory
 from edgespec.machine.probe import probe
 from edgespec.measure.throughput import _speed, measure_reading, read_speed
-from edgespec.progress import no_progress
 
 MIB = 1 << 20
 EPYC = "fpu avx avx2 f16c fma bmi2 avx512f avx512cd avx512vl avx512dq avx512bw avx512_vnni avx512vbmi"

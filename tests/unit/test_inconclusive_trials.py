@@ -15,6 +15,7 @@ import pytest
 from platformdirs import user_cache_path
 
 from edgespec.api.refusals import refusal_for
+from edgespec.base.progress import no_progress
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import DevicesConfig
 from edgespec.errors import EdgeSpecError, InconclusiveTrial, ModelFileError
@@ -40,7 +41,6 @@ from edgespec.models.gguf.header import read_header
 from edgespec.planning.devices.finding import PlacementRequest, measured
 from edgespec.processes import children, trial
 from edgespec.profiles.store import ProfileStore
-from edgespec.progress import no_progress
 from edgespec.text.grammar.matchers import check_grammar
 from tests.fuzz.headers import STRING, Entry, small_model
 from tests.tiny import write_tiny

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.installation import module_command
+from edgespec.base.installation import module_command
 
 
 @pytest.fixture

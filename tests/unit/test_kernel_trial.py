@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.base.installation import install_command
 from edgespec.errors import BackendError
-from edgespec.installation import install_command
 from edgespec.kernels import report_store
 from edgespec.kernels.native import build
 from edgespec.kernels.report import ROWS, TrialReport

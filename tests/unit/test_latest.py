@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.latest import LatestValues
+from edgespec.base.latest import LatestValues
 
 _USES = st.lists(st.tuples(st.booleans(), st.integers(0, 8), st.integers(0, 50)), max_size=60)
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import edgespec
+from edgespec.base.option import named, naming_flags
 from edgespec.config import OPTIONS, TREES, Config
 from edgespec.errors import ContradictionError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.loading.arguments import LoadArguments
 from edgespec.loading.drafter import DRAFTER_KINDS, NO_DRAFTER
 from edgespec.models.gguf.footprint import CACHE_TYPES
-from edgespec.option import named, naming_flags
 from edgespec.speculation.policies import NAMES
 from tests.printed import strings
 from tests.unit.command_tree import leaf_commands

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.base.progress import no_progress
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.costs.planner import TargetPasses
@@ -25,7 +26,6 @@ from edgespec.planning.report.model_report import plan_for
 from edgespec.planning.report.report import PlanReport
 from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import PassProfile, ProfileStore, machine_identity
-from edgespec.progress import no_progress
 
 SECONDS = (1e-10, 2e-10, 4e-10)
 STEPS = Curve.through([(1, 0.010), (8, 0.012), (32, 0.040)])

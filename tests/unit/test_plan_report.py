@@ -9,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from edgespec.base.progress import no_progress
+from edgespec.base.units import parse_size, significant
 from edgespec.cli.screen.plan_tables import plan_table
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.files.user_folders import cache_folder
@@ -18,8 +20,6 @@ from edgespec.planning.plan import Planner
 from edgespec.planning.report.predictions import report_on
 from edgespec.planning.report.report import PlanReport
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key, machine_identity
-from edgespec.progress import no_progress
-from edgespec.units import parse_size, significant
 from tests.unit.test_plan import F32, Q4_0, Q4_K, Q6_K, Q8_0, Case, cases
 
 

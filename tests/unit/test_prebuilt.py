@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec import prebuilt
-from edgespec.installation import install_command
-from edgespec.prebuilt import VARIABLE, Wheel
+from edgespec.base import prebuilt
+from edgespec.base.installation import install_command
+from edgespec.base.prebuilt import VARIABLE, Wheel
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, wheel: Wheel | None) -> None:
     monkeypatch.delenv(VARIABLE)
     monkeypatch.setattr(prebuilt, "installed_wheel", lambda: wheel)
     prebuilt.misfit.cache_clear()
-    monkeypatch.setattr("edgespec.installation.installed_wheel", lambda: wheel)
+    monkeypatch.setattr("edgespec.base.installation.installed_wheel", lambda: wheel)
 
 
 def test_a_wheel_that_fits_is_used(wheel: Wheel) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from edgespec.api.protocol import timings
 from edgespec.api.speculation import of_answer
+from edgespec.base.units import readable_duration, readable_rate
 from edgespec.bench.report.row_tables import format_rows
 from edgespec.bench.rows.figures import Row
 from edgespec.cli.screen.formatting import details, format_statistics
@@ -17,7 +18,6 @@ from edgespec.costs.curves import Curve
 from edgespec.engine.plain_passes import PlainPasses
 from edgespec.generation.result import Generation, PassRecord, Timings
 from edgespec.serving.request_log import RequestLogEntry
-from edgespec.units import readable_duration, readable_rate
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.progress import checked_while_waiting, report_waiting, told_of_waiting
+from edgespec.base.progress import checked_while_waiting, report_waiting, told_of_waiting
 
 
 def test_checks_come_beside_what_an_outer_block_asked_for() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgespec.base.units import readable, significant
 from edgespec.bench.report.document import FORMAT
 from edgespec.errors import UsageError
-from edgespec.units import readable, significant
 
 _MAX_BYTES = 16 << 20
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from edgespec.base.units import readable, readable_duration, readable_rate
 from edgespec.bench.report.document import as_text
 from edgespec.bench.report.row_tables import shown_columns
 from edgespec.bench.rows.figures import Row
-from edgespec.units import readable, readable_duration, readable_rate
 
 _STYLE = """
 :root { color-scheme: light dark; --back: #fff; --text: #1c2430; --soft: #5b6675; --grid: #d8dde4;

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from edgespec.base.units import significant
 from edgespec.bench.rows.figures import Row
-from edgespec.units import significant
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec.base.option import naming_flags
+from edgespec.base.progress import Progress
 from edgespec.config import Config
 from edgespec.errors import ContextLengthError, EdgeSpecError
-from edgespec.option import naming_flags
-from edgespec.progress import Progress
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine

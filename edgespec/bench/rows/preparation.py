@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from edgespec.base.progress import Progress
 from edgespec.bench.rows.row_spec import RowSpec, rows_for
 from edgespec.bench.rows.runner import RunConfig
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
@@ -29,7 +30,6 @@ from edgespec.planning.devices.finding import PlacementRequest
 from edgespec.planning.drafter import find_drafter
 from edgespec.planning.plan import Planner
 from edgespec.profiles.store import ProfileStore
-from edgespec.progress import Progress
 from edgespec.version import __version__
 
 _MAX_TEXTS = 256  # llama.cpp's most sequences

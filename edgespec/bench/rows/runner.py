@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgespec.base.progress import Progress
 from edgespec.bench.rows.figures import DiskSpeed, Row, fill_identical, fill_shares, spread
 from edgespec.bench.rows.row_spec import RowSpec, preparation_rows
 from edgespec.generation.config import GenerationConfig
 from edgespec.measure.throughput import forget_cached
 from edgespec.processes.children import ChildProcess, python_command, start
 from edgespec.processes.exit_status import crash_fault, describe_exit, signal_name
-from edgespec.progress import Progress
 
 _CHILD = python_command("edgespec.bench.rows.child")
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgespec.base.progress import Progress
 from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Event, Request
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation, PassRecord
 from edgespec.machine.memory import peak_rss
-from edgespec.progress import Progress
 
 _WARM_UP_TOKENS = 4
 

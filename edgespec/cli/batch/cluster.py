@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.api.completion_request import check_tokens
+from edgespec.base.option import naming_flags
+from edgespec.base.progress import no_progress
 from edgespec.cli.batch.answering import FATAL, BatchRequests, answer_all
 from edgespec.cli.interrupt import Interruption
 from edgespec.cli.origin import ModelIdentity, model_identity
@@ -33,9 +35,7 @@ from edgespec.files.user_folders import expanded
 from edgespec.generation.result import Chunk, Generation
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
-from edgespec.option import naming_flags
 from edgespec.processes.children import environment_set
-from edgespec.progress import no_progress
 from edgespec.version import __version__
 
 _MAX_ENGINES = 64

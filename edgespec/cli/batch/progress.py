@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from edgespec.base.units import readable_rate
 from edgespec.cli.screen.status import format_seconds
-from edgespec.units import readable_rate
 
 _NOTE_S = 60.0
 

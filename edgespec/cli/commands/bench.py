@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgespec.base.units import readable_rate
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.options.common import ModelFlag, check_output
 from edgespec.cli.options.declaration import config_option, option, with_options
@@ -24,7 +25,6 @@ from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.config import OPTIONS, Config
 from edgespec.errors import UsageError
 from edgespec.files.writing import only_writer, writing_to
-from edgespec.units import readable_rate
 
 if TYPE_CHECKING:
     from edgespec.bench.rows.figures import Row
@@ -188,9 +188,9 @@ class _Bench:
 
     def run(self, request: BenchRequest) -> int:
         """Measure, and write everything; returns the exit code."""
+        from edgespec.base.units import readable_time
         from edgespec.bench.rows.preparation import prepare_bench
         from edgespec.bench.rows.runner import Runner
-        from edgespec.units import readable_time
 
         with self.terminal.working(long=True) as progress:
             prepared = prepare_bench(request, progress)
@@ -249,7 +249,7 @@ class _Bench:
 
 def _conditions(document: dict[str, Any]) -> str:
     """The conditions of the measurement, in a line."""
-    from edgespec.units import readable
+    from edgespec.base.units import readable
 
     disk, memory = document["disk"], document["settings"]["memory_bytes"]
     parts = [document["model"]["name"], f"drafter {document['draft']}", document["asked"]]

@@ -71,7 +71,7 @@ def doctor(
 
 def describe(facts: Facts) -> list[tuple[str, str]]:
     """The facts for people: lines of a name and a text."""
-    from edgespec.units import readable
+    from edgespec.base.units import readable
 
     record = facts.to_json()
     machine = facts.machine
@@ -103,7 +103,7 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
 
 def _libraries(build: Build) -> str:
     """The origin of a build, and the processor that its kernels are for."""
-    from edgespec.prebuilt import FOLDER, PACKAGE, WHEEL
+    from edgespec.base.prebuilt import FOLDER, PACKAGE, WHEEL
 
     origin = {WHEEL: f"from the wheel {PACKAGE} {build.wheel}", FOLDER: f"from {build.libraries}"}
     kind = f", kernels for {build.variant}" if build.variant else ""
@@ -119,7 +119,7 @@ def format_findings(found: Sequence[Finding], width: int | None = None) -> list[
 
 
 def _disk(disk: Disk, speed: float | None = None) -> str:
-    from edgespec.units import readable
+    from edgespec.base.units import readable
 
     device = " ".join(part for part in (disk.device, f"({disk.kind})", disk.file_system) if part)
     direct = {True: ", direct reads", False: ", no direct reads", None: ""}[disk.direct]
@@ -128,7 +128,7 @@ def _disk(disk: Disk, speed: float | None = None) -> str:
 
 
 def _model(described: dict[str, Any], speed: float | None) -> list[tuple[str, str]]:
-    from edgespec.units import readable
+    from edgespec.base.units import readable
 
     types = {name for row in described["quantization"] for name in row["types"]} - {"F32"}
     title, drafter = described["title"] or described["architecture"], described["drafter"]

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
+from edgespec.base.units import parse_size, readable_rate
 from edgespec.cli.options.declaration import Json, Quiet, command_group, config_option, option
 from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
-from edgespec.units import parse_size, readable_rate
 
 _LITTLE = 1.1  # times the speed
 
@@ -61,8 +61,8 @@ def make(
     interrupted, the same command resumes where it stopped.
     """
     limits = parse_size(memory) if memory else None, parse_size(size) if size else None
+    from edgespec.base.units import readable
     from edgespec.drafting.make import MakeOptions, kept_of, make_for
-    from edgespec.units import readable
 
     terminal = Terminal(quiet=quiet)
     options = MakeOptions(

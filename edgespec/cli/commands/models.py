@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgespec.base.progress import no_progress
+from edgespec.base.units import parse_size, readable_rate
 from edgespec.cli.options.common import Yes, confirm_removal
 from edgespec.cli.options.declaration import Json, Quiet, command_group, option
 from edgespec.cli.screen.formatting import table
@@ -16,8 +18,6 @@ from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import Config
 from edgespec.errors import HubError, UsageError
 from edgespec.files.user_folders import expanded
-from edgespec.progress import no_progress
-from edgespec.units import parse_size, readable_rate
 
 if TYPE_CHECKING:
     from edgespec.models.hub.catalog import CatalogEntry
@@ -77,11 +77,11 @@ def list_models(
     as_json: Json = False,
 ) -> None:
     """List the models on this machine."""
+    from edgespec.base.units import readable
     from edgespec.models.hub import catalog
     from edgespec.models.hub.inventory import local_models
     from edgespec.models.hub.repository import Hub
     from edgespec.offload.packing.index import packed_files
-    from edgespec.units import readable
 
     here, packed = local_models(Hub.without_token()), packed_files()
     entries = list(catalog.entries().values()) if everything else []
@@ -270,10 +270,10 @@ def widen(
     """Make a model larger without changing its answers, for benchmarks."""
     wanted = parse_size(size)
 
+    from edgespec.base.units import readable
     from edgespec.models.gguf.header import read_header
     from edgespec.models.gguf.synthesis.widen import widen as make
     from edgespec.models.hub import catalog
-    from edgespec.units import readable
 
     terminal = Terminal(quiet=quiet)
     output = expanded(destination)
@@ -300,9 +300,9 @@ def remove(
     as_json: Json = False,
 ) -> None:
     """Remove a model, its pairs, and the files EdgeSpec made for it."""
+    from edgespec.base.units import readable
     from edgespec.cli.removal import plan_removal
     from edgespec.models.hub import catalog
-    from edgespec.units import readable
 
     terminal = Terminal()
     # A folder with one model opens it, but whoever removes a folder may mean all of it.

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from edgespec.base.progress import Progress
 from edgespec.cli.options.common import ModelFlag, OutputOptions
 from edgespec.cli.options.declaration import config_option, with_options
 from edgespec.cli.options.sampling import SamplingOptions
@@ -15,7 +16,6 @@ from edgespec.cli.screen.plan_tables import embedder_table, plan_table, reposito
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import OPTIONS, Config
-from edgespec.progress import Progress
 
 _PLANNED = {"model", "draft", "draft_window", "memory", "context", "threads", "kv", "lora", "workers"}
 _PLANNED |= {"gpu_layers", "device", "draft_device", "pack", "pack_dir", "temperature"}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgespec.base.units import readable, readable_duration, readable_time
 from edgespec.cli.options.common import ModelFlag, OutputOptions
 from edgespec.cli.options.declaration import option, with_options
 from edgespec.cli.screen.formatting import table
@@ -15,7 +16,6 @@ from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import Config
 from edgespec.errors import UsageError
-from edgespec.units import readable, readable_duration, readable_time
 
 if TYPE_CHECKING:
     from edgespec.costs.yields import TreeYields

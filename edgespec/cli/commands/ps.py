@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+from edgespec.base.units import readable, readable_time
 from edgespec.cli.options.declaration import option
 from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
-from edgespec.units import readable, readable_time
 
 _HOLD_A_MODEL = ("chat", "run", "generate", "serve", "bench", "profile")
 _SECRET = "--api-key"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgespec.base.units import parse_size
 from edgespec.cli.conversation.settings import sampling_in_words
 from edgespec.cli.listening import is_local, listening, split_hosts
 from edgespec.cli.options.common import ModelFlag, OutputOptions, Preset, SystemFile, system_prompt
@@ -18,7 +19,6 @@ from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import Config
 from edgespec.errors import UsageError
 from edgespec.files.user_folders import expanded
-from edgespec.units import parse_size
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine

@@ -27,8 +27,8 @@ app = command_group("sessions", "List, show and remove conversations saved with 
 @app.command("list", epilog="Example:\n\nedgespec sessions list")
 def list_sessions(as_json: Json = False) -> None:
     """List saved conversations, latest first."""
+    from edgespec.base.units import readable
     from edgespec.engine.sessions.file import saved_sessions
-    from edgespec.units import readable
 
     found = list(saved_sessions())
     if as_json:
@@ -99,7 +99,7 @@ def remove(
             freed = remove_session(session)
         finally:
             session.close()
-        from edgespec.units import readable
+        from edgespec.base.units import readable
 
         Terminal().note(f"Removed {file.stem}: {readable(freed)} freed.")
 

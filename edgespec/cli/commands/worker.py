@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from edgespec.base.units import readable
 from edgespec.cli.listening import cannot_listen
 from edgespec.cli.options.common import OutputOptions
 from edgespec.cli.options.declaration import config_option, option, with_options
@@ -18,7 +19,6 @@ from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import Config
 from edgespec.errors import UsageError
-from edgespec.units import readable
 
 _PANEL = "Worker"
 

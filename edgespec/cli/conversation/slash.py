@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from edgespec.base.units import readable
 from edgespec.cli.completion import complete_model, paths
 from edgespec.cli.conversation import settings
 from edgespec.cli.conversation.attach import read_attachment
@@ -17,7 +18,6 @@ from edgespec.cli.conversation.editor import edited
 from edgespec.cli.conversation.export import Transcript, copy, export, export_path
 from edgespec.cli.screen.formatting import count, details
 from edgespec.errors import EdgeSpecError, SessionError, UsageError, did_you_mean
-from edgespec.units import readable
 
 if TYPE_CHECKING:
     from edgespec.cli.conversation.changeable_model import ChangeableModel

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from edgespec.base.units import readable, readable_rate
 from edgespec.cli.screen.terminal import Terminal
-from edgespec.units import readable, readable_rate
 
 if TYPE_CHECKING:
+    from edgespec.base.progress import Progress
     from edgespec.config import Config
     from edgespec.engine.engine import Engine
     from edgespec.generation.result import MemoryUse
     from edgespec.planning.plan import Plan
     from edgespec.planning.report.loaded import ExpectedSpeed
     from edgespec.planning.report.suggestion import Suggestion
-    from edgespec.progress import Progress
 
 _DEMO = "This is SmolLM2 135M, the bundled demo model."
 _USABLE = 2  # tokens a second, as in planning.report.suggestion, which takes too long to import here

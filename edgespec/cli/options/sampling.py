@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from edgespec.base.option import named
 from edgespec.cli.completion import complete_words
 from edgespec.cli.options.declaration import option
 from edgespec.cli.utf8 import as_text, read_text
@@ -16,7 +17,6 @@ from edgespec.errors import InvalidValueError, ModelFileError, UsageError
 from edgespec.generation.config import GenerationConfig, Grammar
 from edgespec.generation.rules import KINDS
 from edgespec.generation.thinking import EFFORTS
-from edgespec.option import named
 
 if TYPE_CHECKING:
     from edgespec.models.hub.recommended import RecommendedSampling

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from edgespec.base.units import readable, readable_duration, readable_rate
 from edgespec.printable import one_line
-from edgespec.units import readable, readable_duration, readable_rate
 
 if TYPE_CHECKING:
     from edgespec.generation.expert_use import ExpertUse

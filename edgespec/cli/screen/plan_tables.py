@@ -5,8 +5,8 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from edgespec.base.units import readable, readable_duration, readable_time, significant
 from edgespec.cli.screen.formatting import count, table
-from edgespec.units import readable, readable_duration, readable_time, significant
 
 if TYPE_CHECKING:
     from edgespec.costs.planned_weights import PlannedExperts, PlannedWeights

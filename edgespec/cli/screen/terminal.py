@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
+from edgespec.base.progress import Progress, told_of_waiting
 from edgespec.cli.interrupt import Cancellable, cancelling
 from edgespec.cli.screen.formatting import count, details, format_statistics, in_columns, is_cut_off
 from edgespec.cli.screen.status import RemainingTime, StatusLine
 from edgespec.printable import printable
-from edgespec.progress import Progress, told_of_waiting
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from edgespec.base.units import readable_rate, readable_time
 from edgespec.drafting.tuning.evaluation import BUDGETS, Evaluation
 from edgespec.errors import OutputError, UsageError
 from edgespec.llama.quantize import KEEP, QUANTIZATIONS
-from edgespec.units import readable_rate, readable_time
 
 LEAST_ANSWERS = 4
 _MAX_MINUTES = 7 * 24 * 60

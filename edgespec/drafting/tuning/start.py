@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from edgespec.base.progress import Progress
 from edgespec.drafting.make import MakeOptions, make_for
 from edgespec.drafting.pair_check import check_sizes
 from edgespec.drafting.tuning.network.weights import check_tunable
@@ -16,7 +17,6 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import candidates
-from edgespec.progress import Progress
 
 
 def choose_start(target: GGUFHeader, options: TuneOptions, report: Progress) -> GGUFHeader:

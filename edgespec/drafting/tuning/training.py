@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from edgespec.base.progress import Progress
 from edgespec.drafting.tuning.data.answers import TargetAnswer
 from edgespec.drafting.tuning.data.batches import answers_of_step, batch_of, text_of, tokens_seen
 from edgespec.drafting.tuning.network.network import Network
 from edgespec.errors import OutputError
 from edgespec.files.writing import atomic_write
-from edgespec.progress import Progress
 
 _WARM_UP = 10  # steps
 _CLIP = 1.0

@@ -15,6 +15,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from edgespec.base.progress import Progress, no_progress
 from edgespec.drafting.agreement import PROMPTS, PassCost, SampleAnswer, write_sample_answers
 from edgespec.drafting.make import work_folder, working_in
 from edgespec.drafting.saved_measurements import SavedMeasurements
@@ -38,7 +39,6 @@ from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import candidates
 from edgespec.models.hub.registry import MADE, DrafterPair, PairRegistry, drafters_folder
 from edgespec.processes.children import environment_set
-from edgespec.progress import Progress, no_progress
 
 _CONTEXT = 4096  # of the target, shared by the answers in a pass
 _ANSWERING_SHARE = 1 / 3  # of the time, at most

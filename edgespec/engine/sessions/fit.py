@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from edgespec.base.option import named
 from edgespec.engine.sessions.file import Conversation, SessionFile, model_name
 from edgespec.errors import SessionError
-from edgespec.option import named
 
 _REASONS = {
     "weights": "with other weights of this model, or from another copy of its file",

@@ -10,8 +10,8 @@ from typing import Any
 
 import llama_cpp
 
+from edgespec.base.installation import install_command
 from edgespec.errors import BackendError
-from edgespec.installation import install_command
 from edgespec.kernels.ggml.structs import (
     POINTER,
     SIZE,

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from edgespec.installation import module_command
-from edgespec.prebuilt import installed_wheel
+from edgespec.base.installation import module_command
+from edgespec.base.prebuilt import installed_wheel
 from edgespec.processes.children import find_program, run
 
 SOURCES = Path(__file__).parent

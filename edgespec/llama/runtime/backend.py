@@ -12,9 +12,9 @@ from typing import Any
 
 import llama_cpp
 
+from edgespec.base.prebuilt import wheel_in_use
 from edgespec.kernels import ggml
 from edgespec.kernels.layouts import available_layouts, kernels_identity
-from edgespec.prebuilt import wheel_in_use
 from edgespec.printable import one_line
 
 _INFO_LEVEL, _ERROR_LEVEL = 2, 4  # ggml_log_level

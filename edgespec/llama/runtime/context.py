@@ -11,6 +11,7 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.base.option import named
 from edgespec.errors import BackendError, ContextLengthError, EdgeSpecError, MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import check_sequences_with_states
@@ -26,7 +27,6 @@ from edgespec.llama.runtime.device_failures import device_error
 from edgespec.llama.runtime.graph import GraphCallback, GraphObserver
 from edgespec.llama.runtime.model import Model
 from edgespec.llama.runtime.signals import DeferredSignals
-from edgespec.option import named
 
 FloatArray = NDArray[np.float32]
 

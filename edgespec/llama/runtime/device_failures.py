@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgespec.base.option import named
 from edgespec.errors import BackendError, DeviceLostError, DeviceMemoryError
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.ggml.buffer_types import name_of_device
 from edgespec.llama.runtime.backend import LogLines, tells_of_memory
-from edgespec.option import named
 from edgespec.printable import one_line
 
 _lost: set[str] = set()

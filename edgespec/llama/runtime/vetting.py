@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from edgespec.base.option import named
 from edgespec.errors import InconclusiveTrial, ModelFileError, UsageError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.small_json import read_json, remembered
@@ -25,7 +26,6 @@ from edgespec.models.gguf.head_family import head_family
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import parts_by_name
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.option import named
 from edgespec.processes.trial import attempt_in_child
 
 # Of processor time: the largest vocabularies take two seconds, and computing with zeros 0.1 s a gigabyte.

@@ -24,8 +24,8 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.base.option import named
 from edgespec.errors import BackendError, ContextLengthError
-from edgespec.option import named
 
 Result = TypeVar("Result")
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from edgespec.base.option import named
 from edgespec.errors import UsageError
 from edgespec.models.gguf.layers import LOOKED_UP, ModelFiles
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
-from edgespec.option import named
 
 _SPARE_CELLS = 512  # for trees after the text, and for rejected cells until the next compaction
 USUAL_NODES = 64  # of the largest tree, by default

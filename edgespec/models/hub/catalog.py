@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec.base.progress import Progress
 from edgespec.errors import HubError, ModelFileError, UsageError, similar, which_of
 from edgespec.files.user_folders import expanded
 from edgespec.models.gguf.layers import ModelFiles
@@ -33,7 +34,6 @@ from edgespec.models.hub.names import (
     normal,
     parse_hub_name,
 )
-from edgespec.progress import Progress
 
 if TYPE_CHECKING:
     from edgespec.models.hub.repository import Hub

@@ -17,12 +17,12 @@ from dataclasses import replace
 from io import BufferedRandom
 from pathlib import Path
 
+from edgespec.base.progress import Progress
+from edgespec.base.units import readable, readable_time
 from edgespec.errors import HubError, OutputError
 from edgespec.models.hub.cache import blobs_folder, link_blob, make_newest, snapshot_folder
 from edgespec.models.hub.file_requests import described, request_bytes
 from edgespec.models.hub.repository import Hub, HubFile, Repository, translated
-from edgespec.progress import Progress
-from edgespec.units import readable, readable_time
 
 _ATTEMPTS = 5  # in a row without a new byte
 _LONGEST_WAIT = 300  # seconds; a longer wait is reported as an error at once

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgespec.base.progress import Progress
+from edgespec.base.units import readable
 from edgespec.errors import EdgeSpecError, HubError, ModelFileError, UsageError
 from edgespec.models.gguf.cursor import IncompleteHeader
 from edgespec.models.gguf.head_family import head_family
@@ -20,8 +22,6 @@ from edgespec.models.hub.file_requests import described, request_bytes
 from edgespec.models.hub.model_choice import choose_model
 from edgespec.models.hub.registry import same_file
 from edgespec.models.hub.repository import Hub, HubFile, Repository, find_repository, translated
-from edgespec.progress import Progress
-from edgespec.units import readable
 
 _SMALLER = 2  # times, at least, that a drafter is smaller than its target
 _FILE_BYTES = 1.1  # of a file, relative to its weights: the header may add a little

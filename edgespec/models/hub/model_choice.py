@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgespec.base.units import readable
 from edgespec.errors import UsageError, similar
 from edgespec.models.hub.names import HubName, ModelVariant, bits_of, is_known_label, normal
-from edgespec.units import readable
 
 _USUAL = "Q4_K_M"  # the usual choice
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from edgespec.base.progress import Progress
 from edgespec.errors import HubError
 from edgespec.models.hub.cache import cached_models
 from edgespec.models.hub.model_choice import choose_model, listing
 from edgespec.models.hub.names import FoundModel, HubName, ModelVariant, normal
 from edgespec.models.hub.repository import Hub, find_repository
-from edgespec.progress import Progress
 
 
 def pull(

@@ -13,13 +13,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.base.option import named
 from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, Indices
 from edgespec.kernels.watch import Watch
 from edgespec.llama.runtime.graph import GraphObserver
 from edgespec.offload.experts.pool import ExpertPool
-from edgespec.option import named
 
 CHOICE = b"ffn_moe_topk-"  # llama.cpp's name for the chosen experts; the layer's number follows
 

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import xxhash
 
+from edgespec.base.option import named
 from edgespec.errors import OutputError
 from edgespec.files.direct_reader import FileReader
 from edgespec.files.positioned import BLOCK, drop_cached
@@ -41,7 +42,6 @@ from edgespec.offload.packing.sources import (
     current_states,
     header_fingerprint,
 )
-from edgespec.option import named
 
 _SYNC_EVERY = 256 << 20
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from edgespec.base.option import named
+from edgespec.base.progress import Progress
+from edgespec.base.units import readable
 from edgespec.errors import OutputError
 from edgespec.files.writing import remove_abandoned
 from edgespec.models.gguf.experts import LayerWeights
@@ -25,9 +28,6 @@ from edgespec.offload.packing.pack import (
     packed_bytes,
     piece_sizes,
 )
-from edgespec.option import named
-from edgespec.progress import Progress
-from edgespec.units import readable
 
 _SPARE_DISK = 1 << 30  # to leave free on the disk when packing
 _OTHER_CACHE = "Set XDG_CACHE_HOME to a folder on a disk."

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from edgespec.base.option import named
+from edgespec.base.units import readable
 from edgespec.config import ATTENTION, AUTO
 from edgespec.costs.layer_assignment import RemotePart
 from edgespec.errors import MemoryLimitError
@@ -12,7 +14,6 @@ from edgespec.heads.families import head_of
 from edgespec.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.option import named
 from edgespec.planning.devices.assignment import (
     LayerAssignment,
     layer_sizes,
@@ -24,7 +25,6 @@ from edgespec.planning.devices.cards import Card, Cards
 from edgespec.planning.devices.finding import PlacementRequest, with_type
 from edgespec.planning.devices.placing import drafter_card, place_on_cards, usable, without
 from edgespec.planning.memory.needs import MemoryNeeds
-from edgespec.units import readable
 
 _LESS = 0.75  # of what was on a card that ran out of memory
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from edgespec.base.option import named
 from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError
 from edgespec.kernels.ggml import Address, rpc
 from edgespec.kernels.ggml.buffer_types import device_named
-from edgespec.option import named
 from edgespec.profiles.figures import DeviceProfile
 
 

@@ -7,6 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from edgespec.base.option import named
+from edgespec.base.progress import Progress, no_progress
+from edgespec.base.units import readable
 from edgespec.config import AUTO, NONE, DevicesConfig
 from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError, InconclusiveTrial, StreamError, UsageError
@@ -15,13 +18,10 @@ from edgespec.llama.build import SHARED_GPU, BuildDevice, current_build
 from edgespec.machine.contention import ContentionWatch
 from edgespec.measure.throughput import measure_reading
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.option import named
 from edgespec.planning.devices.assignment import usual_type
 from edgespec.planning.devices.cards import Card, Cards
 from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import Key, ProfileStore, disk_key, machine_identity
-from edgespec.progress import Progress, no_progress
-from edgespec.units import readable
 
 UNPINNED = (
     "Memory for transfers to the card cannot be pinned, which makes them slower: "

@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from edgespec.base.option import named
+from edgespec.base.units import readable
 from edgespec.config import ALL, ATTENTION, AUTO
 from edgespec.costs.layer_assignment import DeviceCapacity, assign_layers, fill_devices
 from edgespec.errors import MemoryLimitError
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.option import named
 from edgespec.planning.devices.assignment import (
     CLEARLY_FASTER,
     USUAL_ROWS,
@@ -28,7 +29,6 @@ from edgespec.planning.devices.cards import Card, Cards
 from edgespec.planning.devices.finding import PlacementRequest
 from edgespec.planning.devices.splitting import AssignmentCosts, SplitSizes, fill_card
 from edgespec.planning.memory.needs import MemoryNeeds
-from edgespec.units import readable
 
 MARGIN = 0.05  # of a card's free memory, left to other programs
 _FASTER = 0.95  # of the time with whole layers, that a split must not exceed

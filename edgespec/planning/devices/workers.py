@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from edgespec.base.option import named
+from edgespec.base.units import readable
 from edgespec.costs.layer_assignment import DeviceCapacity, assign_layers
 from edgespec.errors import MemoryLimitError
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.option import named
 from edgespec.planning.devices.assignment import (
     CLEARLY_FASTER,
     USUAL_ROWS,
@@ -23,7 +24,6 @@ from edgespec.planning.devices.assignment import (
     usual_type,
 )
 from edgespec.planning.memory.needs import MemoryNeeds
-from edgespec.units import readable
 from edgespec.workers.address import parse_addresses
 from edgespec.workers.pool import WorkerPool
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from edgespec.base.option import named
+from edgespec.base.units import readable, rounded_up
 from edgespec.config import Config
 from edgespec.costs.planned_weights import HitRates, PlannedWeights
 from edgespec.errors import BackendError, MemoryLimitError
@@ -13,10 +15,8 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.packing.choice import packing_in_memory
 from edgespec.offload.packing.division import named_folders
 from edgespec.offload.packing.index import packs_folder
-from edgespec.option import named
 from edgespec.planning.memory.needs import MemoryNeeds, tied_bytes
 from edgespec.planning.memory.stream_layout import StreamLayout, streamable, wants_pack
-from edgespec.units import readable, rounded_up
 
 
 @dataclass(frozen=True)

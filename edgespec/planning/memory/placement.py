@@ -14,10 +14,10 @@ from bisect import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from edgespec.base.option import named
+from edgespec.base.units import readable
 from edgespec.errors import MemoryLimitError
 from edgespec.offload.layout import PIECE_BYTES, READS_AHEAD
-from edgespec.option import named
-from edgespec.units import readable
 
 FEWEST_SLOTS = 2  # one in use, one being read
 

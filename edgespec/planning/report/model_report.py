@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from edgespec.base.progress import Progress
+from edgespec.base.units import readable
 from edgespec.config import Config
 from edgespec.heads.mtp import read_mtp_file
 from edgespec.images.facts import ProjectorFacts
@@ -29,8 +31,6 @@ from edgespec.planning.report.predictions import report_on
 from edgespec.planning.report.report import PlanReport
 from edgespec.planning.report.sight import image_notes, projector_facts, with_measured_seconds
 from edgespec.profiles.store import ProfileStore
-from edgespec.progress import Progress
-from edgespec.units import readable
 
 
 def embedder_plan_for(config: Config, on_progress: Progress) -> EmbedderPlan | None:

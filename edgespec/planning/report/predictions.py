@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from edgespec.base.progress import Progress
+from edgespec.base.units import readable
 from edgespec.config import NONE
 from edgespec.costs.planner import DraftingCosts, Prediction, TargetPasses, alternatives
 from edgespec.costs.yields import on_code
@@ -21,8 +23,6 @@ from edgespec.planning.report.draft_costs import DraftCosts
 from edgespec.planning.report.memory_lines import memory_lines
 from edgespec.planning.report.report import PlanReport
 from edgespec.planning.report.target_passes import PassCosts
-from edgespec.progress import Progress
-from edgespec.units import readable
 
 
 def report_on(

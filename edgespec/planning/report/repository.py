@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
+from edgespec.base.progress import Progress
 from edgespec.config import AUTO, Config
 from edgespec.errors import BackendError, EdgeSpecError, HubError, MemoryLimitError
 from edgespec.kernels.report_store import ensure_report
@@ -31,7 +32,6 @@ from edgespec.planning.report.model_report import find_named
 from edgespec.planning.report.predictions import report_on
 from edgespec.planning.report.report import PlanReport
 from edgespec.profiles.store import ProfileStore
-from edgespec.progress import Progress
 
 _AT_ONCE = 4  # headers that are read
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from edgespec.base.option import named
+from edgespec.base.units import readable, readable_time
 from edgespec.errors import EdgeSpecError
 from edgespec.images.facts import TYPICAL, ProjectorFacts
 from edgespec.images.projector import find_projector
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.inspection import InspectedModel
-from edgespec.option import named
 from edgespec.profiles.store import ProfileStore, image_key
-from edgespec.units import readable, readable_time
 
 
 def projector_facts(model: InspectedModel, given: Path | None = None) -> ProjectorFacts | None:

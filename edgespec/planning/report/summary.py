@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from edgespec.base.units import readable, readable_count
 from edgespec.config import Config
 from edgespec.heads.families import head_kind
 from edgespec.heads.mtp import mtp_fault
@@ -16,7 +17,6 @@ from edgespec.models.gguf.head_family import HeadFamily, head_family
 from edgespec.models.gguf.layers import ModelFiles, mtp_count
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 from edgespec.planning.report.sight import describe_projector
-from edgespec.units import readable, readable_count
 
 _KINDS = (
     ("embedding", re.compile(r"token_embd|position_embd|per_layer_token_embd")),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgespec.base.progress import Progress
+from edgespec.base.units import readable
 from edgespec.costs.curves import Curve
 from edgespec.costs.planner import TargetPasses
 from edgespec.files.user_folders import cache_folder, nearest_existing
@@ -20,8 +22,6 @@ from edgespec.profiles.store import (
     ProfileStore,
     disk_key,
 )
-from edgespec.progress import Progress
-from edgespec.units import readable
 
 _DISK_S = 3.0  # to measure the disk, unless passes have told its speed
 

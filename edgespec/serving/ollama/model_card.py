@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from edgespec.base.units import readable_count
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.planning.report.summary import describe
-from edgespec.units import readable_count
 from edgespec.version import __version__
 
 API_VERSION = "0.13.0"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from edgespec.base.latest import LatestValues
 from edgespec.errors import GrammarError
 from edgespec.generation.config import Grammar
 from edgespec.generation.tools import Tool
-from edgespec.latest import LatestValues
 from edgespec.text.grammar.matchers import check_grammar
 from edgespec.text.grammar.schemas import EndlessReference, normalized
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.base.latest import LatestValues
 from edgespec.errors import GrammarError, UsageError
 from edgespec.generation.config import Grammar
-from edgespec.latest import LatestValues
 from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.processes.trial import attempt_in_child
 from edgespec.speculation.constraint import Matcher

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from edgespec.base.units import readable
 from edgespec.drafting.tuning.network.shape import NetworkShape
 from edgespec.errors import MemoryLimitError
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.units import readable
 
 _FROZEN = ("token_embd.weight", "output.weight", "rope_freqs.weight")
 _VALUE, _TRAINED = 4, 12  # bytes of a weight; and of its gradient and AdamW's two moments, all in float32

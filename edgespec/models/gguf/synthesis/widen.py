@@ -23,10 +23,10 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
+from edgespec.base.progress import Progress
 from edgespec.errors import ModelFileError, OutputError, UsageError
 from edgespec.files.writing import atomic_large_write, writing_to
 from edgespec.printable import printable
-from edgespec.progress import Progress
 
 Bytes = NDArray[np.uint8]
 

@@ -10,9 +10,9 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from edgespec.prebuilt import PACKAGE, installed_wheel
+from edgespec.base.prebuilt import PACKAGE, installed_wheel
 
-_SCRIPT = Path(__file__).parents[1] / "scripts" / "setup.py"
+_SCRIPT = Path(__file__).parents[2] / "scripts" / "setup.py"
 
 
 def module_command(module: str) -> str:

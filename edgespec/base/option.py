@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from typing import Any
 
+from edgespec.base.units import parse_size
 from edgespec.errors import InvalidValueError, listed
 from edgespec.printable import shown
-from edgespec.units import parse_size
 
 _flags_are_named = False
 
