@@ -59,6 +59,8 @@ class CappedResult:
 
 
 def main() -> None:
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
     size, *command = sys.argv[1:]
     ended = run_capped(command, parse_size(size), captured=False)
     kind = cap_kind()
