@@ -12,7 +12,9 @@ from edgespec.base.prebuilt import COMPILED, FOLDER, WHEEL, wheel_in_use
 from edgespec.kernels import ggml
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.device_failures import lost_devices
+from edgespec.models.gguf.types import GGUFHeader
 
+_FILE_TYPE = "LLAMA_FTYPE_MOSTLY_"
 CPU, GPU, SHARED_GPU, ACCELERATOR = "cpu", "gpu", "shared gpu", "accelerator"
 _KINDS = (CPU, GPU, SHARED_GPU, ACCELERATOR)  # in ggml's order
 
@@ -135,3 +137,10 @@ def _devices() -> tuple[BuildDevice, ...]:
             )
         )
     return tuple(found)
+
+
+def quantization_name(header: GGUFHeader) -> str:
+    """The quantization that a file says it has, such as Q4_K_M; empty if it says none that is known."""
+    number = header.metadata.get("general.file_type")
+    names = (name for name in vars(llama_cpp) if name.startswith(_FILE_TYPE))
+    return next((name.removeprefix(_FILE_TYPE) for name in names if getattr(llama_cpp, name) == number), "")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.base.units import readable_count
+from edgespec.llama.build import quantization_name
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.planning.report.summary import describe
@@ -32,6 +33,7 @@ class ModelCard:
         header = read_header(path)
         parts = [header if part == header.path else read_header(part) for part in split_paths(header)]
         self._facts = describe(parts, memory={})
+        self._file_type = quantization_name(header)
         self.name = path.name
         self._modified = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat()
         self.context = context
@@ -84,7 +86,7 @@ class ModelCard:
             "family": family,
             "families": [family],
             "parameter_size": readable_count(self._facts["parameters"]),
-            "quantization_level": types.most_common(1)[0][0] if types else "",
+            "quantization_level": self._file_type or (types.most_common(1)[0][0] if types else ""),
         }
 
     def _entry(self, name: str) -> dict[str, Any]:
