@@ -104,7 +104,7 @@ def _refusal(said: str, value: Any, kind: Any, at: str) -> UsageError:
     wanted = _words(info, ranged)
     return (
         UsageError(f"{at} must be {wanted}.")
-        if value == [] or place.startswith("key")
+        if " of length " in reason or place.startswith("key")
         else wrong(at, value, wanted)
     )
 
@@ -132,6 +132,8 @@ def _words(info: Any, ranged: bool) -> str:
                 return noun
             return f"{noun} from {info.ge}" + (f" to {info.le}" if info.le is not None else "")
         case types.ListType():
+            if info.max_length is not None:
+                return f"a list of at most {info.max_length} items"
             return "a non-empty list" if info.min_length else "a list"
         case types.StrType():
             return "a string"

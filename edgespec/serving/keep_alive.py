@@ -10,7 +10,7 @@ from edgespec.printable import shown
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|[smh])")
 _LONGEST = 64  # characters
-_LONGEST_S = 1e9  # longer than any server runs
+_LONGEST_S = 4e6  # of which threads can wait on any system
 
 
 def parse_keep_alive(given: object, name: str = "keep_alive") -> float:
@@ -22,8 +22,8 @@ def parse_keep_alive(given: object, name: str = "keep_alive") -> float:
     Raises:
         UsageError: it is no time.
     """
-    if isinstance(given, int | float) and not isinstance(given, bool):
-        return min(float(given), _LONGEST_S)
+    if isinstance(given, int | float) and not isinstance(given, bool) and given == given:  # not NaN
+        return float(max(-1, min(given, _LONGEST_S)))
     text = given.strip() if isinstance(given, str) else ""
     digits = text.removeprefix("-")[:_LONGEST]
     parts = _PART.findall(digits)
