@@ -244,6 +244,8 @@ class Speculator:
         unread = sequence.unread
         room = PassRoom(self._target.max_unread + 1 - unread, unread) if unread else None
         limits = sequence.clamp(self._limits(sequence.sizer, 1, room))
+        # Texts beside it in the cache may hold ids that its leaves would need.
+        limits = replace(limits, leaves=min(limits.leaves, sequence.kv_cache.max_paths))
         if not limits.allows_drafting and not self.drafter.reads_target:
             # Where a pass takes a few milliseconds, it would show what a drafter does to draft nothing.
             return Drafts([DraftedTree(TokenTree.root_only(sequence.tokens[-1]))], [])

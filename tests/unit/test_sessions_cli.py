@@ -64,7 +64,7 @@ def test_showing(trip: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_removing(trip: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sessions", "rm", "trip"]) == 2
-    assert "Add --yes to remove them." in capsys.readouterr().err
+    assert "Add --yes to remove it." in capsys.readouterr().err
     assert trip.exists()
     held = SessionFile("trip")
     assert main(["sessions", "rm", "trip", "--yes"]) == 1
