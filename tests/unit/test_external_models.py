@@ -172,7 +172,6 @@ def test_they_are_listed_with_their_places(home: Path, capsys: pytest.CaptureFix
         "path": str(blob),
         "bytes": 8,
         "quantization": "",
-        "parts": [],
         "projector": None,
     } in models
     assert main(["rm", "mistral:7b", "--yes"]) == 0
