@@ -174,32 +174,19 @@ class Switch(Values):
 
 @dataclass(frozen=True)
 class Option:
-    """The declaration of an option.
-
-    Attributes:
-        flags: on the command line, separated by spaces, the main one last; empty if it has none there.
-        summary: a sentence for `--help`.
-        values: the values that it takes.
-        says: the default in words; None for the value itself.
-        more: sentences for those who call the library.
-        metavar: the value in a usage line, where that of `values` is not clear enough.
-        of_load: whether it is an argument of `edgespec.load`.
-        everywhere: whether all commands that load a model have its flag.
-        name: as an argument and a setting; that of its field if it is not given.
-        field: its field in its group.
-    """
+    """The declaration of an option."""
 
     default: Any
-    flags: str
-    summary: str
-    values: Values
-    says: str | None = None
-    more: str = ""
-    metavar: str = ""
-    of_load: bool = True
-    everywhere: bool = True
-    name: str = ""
-    field: str = ""
+    flags: str  # on the command line, separated by spaces, the main one last; empty if it has none there
+    summary: str  # a sentence for `--help`
+    values: Values  # the values that it takes
+    says: str | None = None  # the default in words; None for the value itself
+    more: str = ""  # sentences for those who call the library
+    metavar: str = ""  # the value in a usage line, where that of `values` is not clear enough
+    of_load: bool = True  # whether it is an argument of `edgespec.load`
+    everywhere: bool = True  # whether all commands that load a model have its flag
+    name: str = ""  # as an argument and a setting; that of its field if it is not given
+    field: str = ""  # its field in its group
 
     @property
     def help(self) -> str:

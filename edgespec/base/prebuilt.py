@@ -30,16 +30,11 @@ _SPINNING, _SPINS = "GOMP_SPINCOUNT", "1000"
 
 @dataclass(frozen=True)
 class Wheel:
-    """The wheel, as it is installed.
+    """The wheel, as it is installed."""
 
-    Attributes:
-        folder: its libraries.
-        bindings: the version of llama-cpp-python that they fit.
-    """
-
-    folder: Path
+    folder: Path  # its libraries
     version: str
-    bindings: str
+    bindings: str  # the version of llama-cpp-python that they fit
 
 
 @cache

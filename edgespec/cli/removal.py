@@ -43,15 +43,11 @@ class Removable:
 
 @dataclass
 class Removal:
-    """The files that removing a model would free.
-
-    Attributes:
-        kept: sentences about what stays, and why.
-        pairs: those of which the model is the target or the drafter; they are forgotten.
-    """
+    """The files that removing a model would free."""
 
     files: list[Removable] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)  # sentences about what stays, and why
+    # those of which the model is the target or the drafter; they are forgotten
     pairs: list[DrafterPair] = field(default_factory=list)
 
     @property

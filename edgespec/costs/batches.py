@@ -25,15 +25,10 @@ _ENOUGH = 0.95  # of the highest speed: more sequences than that takes would onl
 
 @dataclass(frozen=True)
 class SequenceCells:
-    """The memory of a sequence in the KV cache.
+    """The memory of a sequence in the KV cache."""
 
-    Attributes:
-        cell_bytes: keys and values of one token, in all layers.
-        tokens: of a usual sequence, prompt and answer together.
-    """
-
-    cell_bytes: int
-    tokens: int
+    cell_bytes: int  # keys and values of one token, in all layers
+    tokens: int  # of a usual sequence, prompt and answer together
 
     @property
     def sequence_bytes(self) -> int:
@@ -61,24 +56,16 @@ ANSWER_ALONE = TextLengths(0, 1)
 
 @dataclass(frozen=True)
 class BatchPrediction:
-    """The speed expected with so many sequences at once, without drafts.
-
-    Attributes:
-        text: how long each sequence is.
-        prompt_s: seconds in which the prompts of all sequences are read.
-        holding: where the weights are when the cache has room for that many sequences.
-        pass_s: seconds of a pass; read_s and compute_s are its two parts, which overlap.
-        round_s: the same with everything else that a round takes.
-    """
+    """The speed expected with so many sequences at once, without drafts."""
 
     sequences: int
-    holding: PlannedWeights
-    pass_s: float
+    holding: PlannedWeights  # where the weights are when the cache has room for that many sequences
+    pass_s: float  # seconds of a pass; read_s and compute_s are its two parts, which overlap
     read_s: float
     compute_s: float
-    round_s: float
-    text: TextLengths = ANSWER_ALONE
-    prompt_s: float = 0.0
+    round_s: float  # the same with everything else that a round takes
+    text: TextLengths = ANSWER_ALONE  # how long each sequence is
+    prompt_s: float = 0.0  # seconds in which the prompts of all sequences are read
 
     @property
     def tokens_per_second(self) -> float:

@@ -10,15 +10,10 @@ from itertools import accumulate
 
 @dataclass(frozen=True)
 class Curve:
-    """Straight lines between measured points. Never falls; beyond the last point the last slope continues.
+    """Straight lines between measured points. Never falls; beyond the last point the last slope continues."""
 
-    Attributes:
-        rows: the measured sizes, in increasing order.
-        seconds: how long each took.
-    """
-
-    rows: tuple[int, ...]
-    seconds: tuple[float, ...]
+    rows: tuple[int, ...]  # the measured sizes, in increasing order
+    seconds: tuple[float, ...]  # how long each took
 
     @classmethod
     def through(cls, points: Iterable[tuple[int, float]]) -> Curve:

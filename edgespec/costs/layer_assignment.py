@@ -19,17 +19,11 @@ from edgespec.costs.curves import Curve
 
 @dataclass(frozen=True)
 class DeviceCapacity:
-    """A device that may hold layers.
+    """A device that may hold layers."""
 
-    Attributes:
-        room: bytes for layers, and for their keys and values.
-        layer_s: seconds that a pass takes for one layer there.
-        way_s: seconds to get there and back; 0 for this machine.
-    """
-
-    room: int
-    layer_s: float
-    way_s: float = 0.0
+    room: int  # bytes for layers, and for their keys and values
+    layer_s: float  # seconds that a pass takes for one layer there
+    way_s: float = 0.0  # seconds to get there and back; 0 for this machine
 
 
 def assign_layers(layers: int, layer_bytes: int, devices: Sequence[DeviceCapacity]) -> tuple[int, ...] | None:
@@ -76,23 +70,15 @@ def fill_devices(
 
 @dataclass(frozen=True)
 class RemotePart:
-    """Layers on another machine.
+    """Layers on another machine."""
 
-    Attributes:
-        share: of the bytes that a pass computes with.
-        slowness: the time that products take there relative to this machine, by rows.
-        transfer: seconds in which so many bytes get there and back.
-        pass_bytes: that describe a pass of another shape than the last one. Trees vary; single rows do not.
-        row_bytes: that every row adds, in each direction.
-        trips: how often a pass goes there and back.
-    """
-
-    share: float
-    slowness: Mapping[int, float]
-    transfer: Curve
+    share: float  # of the bytes that a pass computes with
+    slowness: Mapping[int, float]  # the time that products take there relative to this machine, by rows
+    transfer: Curve  # seconds in which so many bytes get there and back
+    # that describe a pass of another shape than the last one. Trees vary; single rows do not.
     pass_bytes: float
-    row_bytes: float
-    trips: int = 1
+    row_bytes: float  # that every row adds, in each direction
+    trips: int = 1  # how often a pass goes there and back
 
     def seconds(self, rows: int, here_s: float) -> float:
         """Seconds of a pass in this part.

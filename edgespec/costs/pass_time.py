@@ -21,17 +21,12 @@ _OVERLAPS = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
 
 @dataclass(frozen=True)
 class RoundCosts:
-    """The times of drafting and verifying for one pair of models, as far as tree sizes depend on them.
+    """The times of drafting and verifying for one pair of models, as far as tree sizes depend on them."""
 
-    Attributes:
-        verify: seconds of a round without its draft, by nodes of the tree.
-        step_s: seconds of a draft step that reads one node; None where drafting takes next to no time.
-        row_s: seconds that each further node of a step adds.
-    """
-
-    verify: Curve
+    verify: Curve  # seconds of a round without its draft, by nodes of the tree
+    # seconds of a draft step that reads one node; None where drafting takes next to no time
     step_s: float | None = None
-    row_s: float = 0.0
+    row_s: float = 0.0  # seconds that each further node of a step adds
 
 
 def pass_seconds(read_s: float, compute_s: float, overlap: float = math.inf) -> float:

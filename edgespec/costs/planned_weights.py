@@ -10,23 +10,14 @@ _UNION = 0.7  # exponent of the experts that a pass needs, over its rows: neighb
 
 @dataclass(frozen=True)
 class PlannedExperts:
-    """The single experts of a mixture that a memory budget would hold.
+    """The single experts of a mixture that a memory budget would hold."""
 
-    Attributes:
-        slot_bytes: of one expert.
-        n_slots: experts in memory at a time.
-        n_experts: of all layers.
-        n_needed: of all layers, by a pass over one row.
-        hit_rate: the share of those that is expected to be in memory.
-        measured: whether that was measured with this model.
-    """
-
-    slot_bytes: int
-    n_slots: int
-    n_experts: int
-    n_needed: int
-    hit_rate: float
-    measured: bool = False
+    slot_bytes: int  # of one expert
+    n_slots: int  # experts in memory at a time
+    n_experts: int  # of all layers
+    n_needed: int  # of all layers, by a pass over one row
+    hit_rate: float  # the share of those that is expected to be in memory
+    measured: bool = False  # whether that was measured with this model
 
     @property
     def held(self) -> float:
@@ -46,13 +37,10 @@ class HitRates:
     The rate is a power of the share. An exponent of 1 is chance; routers that favour some experts for a whole
     text have a smaller one. Where it was not measured, a half is assumed: with a quarter of the experts in
     memory, that is a rate of .50, and from .38 to .73 were seen.
-
-    Attributes:
-        measured: whether the exponent was measured with this model.
     """
 
     exponent: float = 0.5
-    measured: bool = False
+    measured: bool = False  # whether the exponent was measured with this model
 
     @classmethod
     def measured_at(cls, held: float, rate: float) -> HitRates:
@@ -68,23 +56,15 @@ class HitRates:
 
 @dataclass(frozen=True)
 class PlannedWeights:
-    """The places of a target's weights.
+    """The places of a target's weights."""
 
-    Attributes:
-        budget: bytes that may be used in all.
-        needed: bytes it would take to keep everything in memory.
-        resident_bytes: the target's weights that stay in memory.
-        streamed_bytes: weights read from disk in every pass over one row; 0 if all are resident.
-        slot_bytes: the size of one of the ring's `n_slots` slots.
-        experts: those that are read one by one, which are part of `streamed_bytes`; None if none are.
-    """
-
-    budget: int
-    needed: int
-    resident_bytes: int
-    streamed_bytes: int = 0
-    slot_bytes: int = 0
+    budget: int  # bytes that may be used in all
+    needed: int  # bytes it would take to keep everything in memory
+    resident_bytes: int  # the target's weights that stay in memory
+    streamed_bytes: int = 0  # weights read from disk in every pass over one row; 0 if all are resident
+    slot_bytes: int = 0  # the size of one of the ring's `n_slots` slots
     n_slots: int = 0
+    # those that are read one by one, which are part of `streamed_bytes`; None if none are
     experts: PlannedExperts | None = None
 
     def pass_bytes(self, rows: int) -> int:

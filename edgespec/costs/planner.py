@@ -23,21 +23,14 @@ USUAL_OVERHEAD = 1.1  # of growing a tree, over its draft steps, where it was no
 
 @dataclass(frozen=True)
 class TargetPasses:
-    """The time of the target's passes.
+    """The time of the target's passes."""
 
-    Attributes:
-        compute: seconds of arithmetic, by rows.
-        read_rate: bytes of weights that arrive per second; 0 if unknown.
-        accept_s: seconds of a round outside draft and pass.
-        overlap: how well the longer of reading and arithmetic hides the other; see `pass_time.pass_seconds`.
-        measured: whether the figures are this model's own, not derived from another's.
-    """
-
-    compute: Curve
-    read_rate: float = 0.0
-    accept_s: float = 0.0
+    compute: Curve  # seconds of arithmetic, by rows
+    read_rate: float = 0.0  # bytes of weights that arrive per second; 0 if unknown
+    accept_s: float = 0.0  # seconds of a round outside draft and pass
+    # how well the longer of reading and arithmetic hides the other; see `pass_time.pass_seconds`
     overlap: float = math.inf
-    measured: bool = True
+    measured: bool = True  # whether the figures are this model's own, not derived from another's
 
     def seconds(self, holding: PlannedWeights, read_s: float, compute_s: float) -> float:
         """Seconds of a pass from those of its reading and of its arithmetic."""
@@ -47,25 +40,16 @@ class TargetPasses:
 
 @dataclass(frozen=True)
 class DraftingCosts:
-    """The yields and costs of a drafter.
+    """The yields and costs of a drafter."""
 
-    Attributes:
-        name: the drafter's; "none" for plain decoding.
-        yields: tokens per pass and draft steps, by size of tree; None without a drafter.
-        step: seconds of a draft step, by rows; None where a step costs next to nothing.
-        overhead: seconds to grow a tree, relative to those of its steps.
-        width: most rows in a step.
-        source: where the yields come from, in words.
-        measured: whether the figures are this pair's own.
-    """
-
-    name: str
+    name: str  # the drafter's; "none" for plain decoding
+    # tokens per pass and draft steps, by size of tree; None without a drafter
     yields: TreeYields | None = None
-    step: Curve | None = None
-    overhead: float = 1.0
-    width: int = 8
-    source: str = ""
-    measured: bool = True
+    step: Curve | None = None  # seconds of a draft step, by rows; None where a step costs next to nothing
+    overhead: float = 1.0  # seconds to grow a tree, relative to those of its steps
+    width: int = 8  # most rows in a step
+    source: str = ""  # where the yields come from, in words
+    measured: bool = True  # whether the figures are this pair's own
 
     def seconds(self, nodes: int) -> float:
         """Seconds to grow a tree of this many nodes."""

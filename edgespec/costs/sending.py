@@ -24,20 +24,14 @@ _CLEARLY_FASTER = 1.15  # as other placements must be: what rearranged weights g
 
 @dataclass(frozen=True)
 class HostCosts:
-    """Seconds for each byte of the weights that stay in memory, by rows.
+    """Seconds for each byte of the weights that stay in memory, by rows."""
 
-    Attributes:
-        plain: of the processor, with weights as they are in the file.
-        rearranged: of the processor, with rearranged weights; None if there are no kernels for them.
-        card: of the card, with a weight that is there.
-        link_s: of sending a byte to the card.
-        read_s: of reading a byte from the model's file again; None if weights cannot be read again.
-    """
-
-    plain: Curve
+    plain: Curve  # of the processor, with weights as they are in the file
+    # of the processor, with rearranged weights; None if there are no kernels for them
     rearranged: Curve | None
-    card: Curve
-    link_s: float
+    card: Curve  # of the card, with a weight that is there
+    link_s: float  # of sending a byte to the card
+    # of reading a byte from the model's file again; None if weights cannot be read again
     read_s: float | None = None
 
     @property
@@ -57,20 +51,13 @@ class HostCosts:
 
 @dataclass(frozen=True)
 class HostProducts:
-    """The way of products with weights that stay in memory.
+    """The way of products with weights that stay in memory."""
 
-    Attributes:
-        rearranged: whether the weights are rearranged for the processor.
-        sent_from: the fewest rows of passes that weights are sent for; NEVER for none.
-        seconds: for each byte, by rows.
-        usual: the same, where the processor computes everything as it is fastest.
-        rereads: whether those that are sent are read from the model's file, as rearranged ones are in memory.
-    """
-
-    rearranged: bool
-    sent_from: int
-    seconds: Curve
-    usual: Curve
+    rearranged: bool  # whether the weights are rearranged for the processor
+    sent_from: int  # the fewest rows of passes that weights are sent for; NEVER for none
+    seconds: Curve  # for each byte, by rows
+    usual: Curve  # the same, where the processor computes everything as it is fastest
+    # whether those that are sent are read from the model's file, as rearranged ones are in memory
     rereads: bool = False
 
     @property

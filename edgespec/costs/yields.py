@@ -19,23 +19,16 @@ _MAX_PASSES = 400  # weight of the past is capped here, because texts change
 
 @dataclass(frozen=True)
 class TreeYields:
-    """Means over passes.
+    """Means over passes."""
 
-    Attributes:
-        passes: how many passes the means stand for.
-        tokens: accepted tokens per pass, the bonus token included, by budget.
-        steps: draft steps per pass, by the budgets that trees were grown with.
-        rows: nodes that the drafter reads per pass, by the same budgets: those in the tree, those displaced
-            by better ones, and the tokens the text gained since the last tree.
-        by_rank: share of nodes whose next token was the drafter's first, second, ... candidate.
-        by_depth: of the paths that reached each depth, the share that went further.
-    """
-
-    passes: int
-    tokens: Mapping[int, float]
-    steps: Mapping[int, float]
+    passes: int  # how many passes the means stand for
+    tokens: Mapping[int, float]  # accepted tokens per pass, the bonus token included, by budget
+    steps: Mapping[int, float]  # draft steps per pass, by the budgets that trees were grown with
+    # share of nodes whose next token was the drafter's first, second, ... candidate.
     by_rank: Sequence[float] = ()
-    by_depth: Sequence[float] = ()
+    by_depth: Sequence[float] = ()  # of the paths that reached each depth, the share that went further
+    # nodes that the drafter reads per pass, by the same budgets: those in the tree, those displaced by better
+    # ones, and the tokens the text gained since the last tree.
     rows: Mapping[int, float] = field(default_factory=dict)
 
     def at(self, budget: int) -> float:

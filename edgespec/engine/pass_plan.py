@@ -19,27 +19,18 @@ _MAX_ROWS = 1 << 20
 
 @dataclass(frozen=True)
 class PassLimits:
-    """Limits of one pass.
+    """Limits of one pass."""
 
-    Attributes:
-        sequences: most sequences that are extended, each by a row of logits.
-        rows: most rows.
-    """
-
-    sequences: int
-    rows: int
+    sequences: int  # most sequences that are extended, each by a row of logits
+    rows: int  # most rows
 
 
 @dataclass(frozen=True)
 class PassPlan:
-    """The contents of the next pass.
+    """The contents of the next pass."""
 
-    Attributes:
-        extended: how many sequences are extended, the oldest first.
-        chunks: for each prompt that is being read, the oldest first, how many of its tokens are read.
-    """
-
-    extended: int
+    extended: int  # how many sequences are extended, the oldest first
+    # for each prompt that is being read, the oldest first, how many of its tokens are read
     chunks: tuple[int, ...]
 
     @property
@@ -106,16 +97,12 @@ class CellBudget:
 
     Every sequence in flight needs room to grow, or the cells would soon be full, and sequences would be moved
     to disk and back.
-
-    Attributes:
-        cells: cells of the cache.
-        spare: cells that must stay free for the rows of the next pass.
-        growth: cells that are kept free for each sequence when another one is let in, unless it will end
-            before it has taken them.
     """
 
-    cells: int
-    spare: int
+    cells: int  # cells of the cache
+    spare: int  # cells that must stay free for the rows of the next pass
+    # cells that are kept free for each sequence when another one is let in, unless it will end before it has
+    # taken them.
     growth: int = 48
 
     def admits(self, held: int, wanted: int, left: Sequence[int]) -> bool:

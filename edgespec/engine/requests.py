@@ -19,47 +19,33 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Request:
-    """A prompt and how to answer it.
-
-    Attributes:
-        key: whatever the caller knows it by.
-        raw: continue the text as it is, without a template.
-        owner: who asks: drafts come from the earlier answers to the same owner alone.
-        cancelled: set by the caller, from any thread, to end the answer.
-        traced: its chunks show the trees of its passes.
-        on_accept: see `Answer`; called for tokens behind the end of the answer too. It takes the
-            place of recording logprobs.
-        on_prefill: called with (tokens read, tokens to read) while the prompt is read, in the thread
-            that answers.
-        scored_from: position of the first token of the prompt whose log-probability is wanted; None for none.
-            `config.logprobs` says how many of the likeliest tokens are recorded beside each.
-        continuation: a text behind the prompt, whose log-probability alone is wanted then.
-    """
+    """A prompt and how to answer it."""
 
     prompt: Prompt
     config: GenerationConfig = field(default_factory=GenerationConfig)
-    raw: bool = False
-    key: Any = None
-    cancelled: bool = False
-    traced: bool = False
+    raw: bool = False  # continue the text as it is, without a template
+    key: Any = None  # whatever the caller knows it by
+    cancelled: bool = False  # set by the caller, from any thread, to end the answer
+    traced: bool = False  # its chunks show the trees of its passes
+    # see `Answer`; called for tokens behind the end of the answer too. It takes the place of recording
+    # logprobs.
     on_accept: Callable[[FloatArray, TokenTree, Acceptance], None] | None = None
+    # called with (tokens read, tokens to read) while the prompt is read, in the thread that answers
     on_prefill: Callable[[int, int], None] | None = None
+    # position of the first token of the prompt whose log-probability is wanted; None for none.
+    # `config.logprobs` says how many of the likeliest tokens are recorded beside each.
     scored_from: int | None = None
-    continuation: str | None = None
-    owner: Hashable = None
+    continuation: str | None = None  # a text behind the prompt, whose log-probability alone is wanted then
+    owner: Hashable = None  # who asks: drafts come from the earlier answers to the same owner alone
 
 
 @dataclass(frozen=True)
 class Event:
-    """A piece of an answer, or the reason why there is none.
-
-    Attributes:
-        chunk: None if the request failed.
-        error: why it failed, which concerns no other request; a bug unless it is an EdgeSpecError.
-    """
+    """A piece of an answer, or the reason why there is none."""
 
     request: Request
-    chunk: Chunk | None = None
+    chunk: Chunk | None = None  # None if the request failed
+    # why it failed, which concerns no other request; a bug unless it is an EdgeSpecError
     error: Exception | None = None
 
     @property

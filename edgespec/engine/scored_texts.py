@@ -17,14 +17,10 @@ from edgespec.text.encoding import Encoder, Prompt
 
 @dataclass(frozen=True)
 class ScoredText:
-    """A text to score, and where its score begins.
-
-    Attributes:
-        first: position of the first token whose log-probability is wanted.
-    """
+    """A text to score, and where its score begins."""
 
     tokens: tuple[int, ...]
-    first: int = 0
+    first: int = 0  # position of the first token whose log-probability is wanted
 
 
 def scored_texts(

@@ -44,46 +44,34 @@ class TextSequence:
 
     Its tokens are held here alone. The cache holds a beginning of them, `cached`; the last one is the root of
     the next tree, and is never in the cache.
-
-    Attributes:
-        tokens: prompt and answer so far; accepted tokens are appended.
-        end: most tokens that it may have.
-        request: what it answers, if it shares passes with others; None once it is finished.
-        cache: its place in the target's cache; None while it has none.
-        memory: what the drafter keeps of it; stays with the place in the cache that another one takes.
-        scores: the log-probabilities of its prompt, as far as they are known; None if they are not wanted.
-        unread: tokens before the last one that the cache lacks; the next pass reads them.
-        store: where its state alone is kept on disk; None if it has no store of its own.
-        state: what the cache held of it, while it waits for room there again.
-        started: whether any of its tokens were read for it alone.
-        read: tokens of its prompt that were read for it.
-        to_read: tokens of its prompt that were not known when it was given its place in the cache.
-        last_round: its latest tree with drafted tokens, and what was accepted of it.
-        error: what went wrong with this sequence alone in its latest pass.
-        proposed_by: who proposed the nodes of its latest tree below the root, if it is traced.
-        images: those among its tokens, in order.
-        said: what its answer is added to, for the drafts of others; None if they have none.
     """
 
-    tokens: list[int]
+    tokens: list[int]  # prompt and answer so far; accepted tokens are appended
     _method: DecodingMethod | None = None
-    end: int = 0
+    end: int = 0  # most tokens that it may have
     _sizer: Sizer | None = None
     _answer: Answer | None = None
+    # what it answers, if it shares passes with others; None once it is finished
     request: Request | None = None
-    cache: KVCache | None = None
+    cache: KVCache | None = None  # its place in the target's cache; None while it has none
+    # what the drafter keeps of it; stays with the place in the cache that another one takes
     memory: DraftMemory = field(default_factory=DraftMemory)
+    # the log-probabilities of its prompt, as far as they are known; None if they are not wanted
     scores: PromptScores | None = None
-    unread: int = 0
+    unread: int = 0  # tokens before the last one that the cache lacks; the next pass reads them
+    # where its state alone is kept on disk; None if it has no store of its own
     store: StateStore | None = None
-    state: StateFile | None = None
-    started: bool = False
-    read: int = 0
-    to_read: int = 0
+    state: StateFile | None = None  # what the cache held of it, while it waits for room there again
+    started: bool = False  # whether any of its tokens were read for it alone
+    read: int = 0  # tokens of its prompt that were read for it
+    to_read: int = 0  # tokens of its prompt that were not known when it was given its place in the cache
+    # its latest tree with drafted tokens, and what was accepted of it
     last_round: tuple[TokenTree, Acceptance] | None = None
-    error: Exception | None = None
+    error: Exception | None = None  # what went wrong with this sequence alone in its latest pass
+    # who proposed the nodes of its latest tree below the root, if it is traced
     proposed_by: list[ProposedBy] = field(default_factory=list)
-    images: Sequence[PlacedImage] = ()
+    images: Sequence[PlacedImage] = ()  # those among its tokens, in order
+    # what its answer is added to, for the drafts of others; None if they have none
     said: AnswerSource | None = None
     _spliced: SplicedText | None = None
 
@@ -308,14 +296,10 @@ class SequenceTree:
 
 @dataclass(frozen=True)
 class PromptChunk:
-    """The next tokens of a sequence whose prompt is being read.
-
-    Attributes:
-        start: position of the first.
-    """
+    """The next tokens of a sequence whose prompt is being read."""
 
     sequence: TextSequence
-    start: int
+    start: int  # position of the first
     tokens: Sequence[int]
 
     @classmethod
@@ -344,14 +328,11 @@ class Batch:
 
     A sequence that has the pass to itself is free in two ways that a shared pass is not: its trees follow its
     own sizer, and its method may prescribe them. See `sole_sequence`.
-
-    Attributes:
-        max_rows: most rows of a shared pass.
     """
 
     sequences: Sequence[TextSequence]
     chunks: Sequence[PromptChunk] = ()
-    max_rows: int = 0
+    max_rows: int = 0  # most rows of a shared pass
 
     @property
     def sole_sequence(self) -> TextSequence | None:

@@ -27,22 +27,15 @@ from edgespec.text.encoding import Encoder, Prompt
 
 @dataclass(frozen=True)
 class Loaded:
-    """Facts about the load that answers report.
+    """Facts about the load that answers report."""
 
-    Attributes:
-        exact: whether exact decoding was asked for.
-        load_s: seconds that it took.
-        keys: the keys under which measurements of this pair on this machine are stored; None stores none.
-        memory: what the loaded models take, and where layers are.
-        notes: explanations of decisions, in plain sentences.
-        warnings: what users must know, for example that something other than requested is done.
-    """
-
-    exact: bool = False
-    load_s: float = 0.0
+    exact: bool = False  # whether exact decoding was asked for
+    load_s: float = 0.0  # seconds that it took
+    # the keys under which measurements of this pair on this machine are stored; None stores none
     keys: ProfileKeys | None = None
-    memory: MemoryUse = field(default_factory=MemoryUse)
-    notes: Sequence[str] = ()
+    memory: MemoryUse = field(default_factory=MemoryUse)  # what the loaded models take, and where layers are
+    notes: Sequence[str] = ()  # explanations of decisions, in plain sentences
+    # what users must know, for example that something other than requested is done
     warnings: Sequence[str] = ()
 
 

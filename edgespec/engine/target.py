@@ -29,20 +29,14 @@ _MAX_SCORED_BYTES = 64 << 20  # of the copies from which the end of a pass is co
 
 @dataclass(frozen=True)
 class TargetPass:
-    """The result of a pass.
+    """The result of a pass."""
 
-    Attributes:
-        logits: for each tree, in the given order, (nodes, n_vocab) logits after each node; views, valid until
-            the next pass.
-        waited_s: seconds that the pass waited for streamed weights.
-        experts: what it needed of those that are streamed one by one; None if none are.
-        setup_s: seconds of the pass for what is needed once for its number of rows.
-    """
-
+    # for each tree, in the given order, (nodes, n_vocab) logits after each node; views, valid until the next
+    # pass.
     logits: tuple[FloatArray, ...]
-    waited_s: float
-    experts: ExpertUse | None = None
-    setup_s: float = 0.0
+    waited_s: float  # seconds that the pass waited for streamed weights
+    experts: ExpertUse | None = None  # what it needed of those that are streamed one by one; None if none are
+    setup_s: float = 0.0  # seconds of the pass for what is needed once for its number of rows
 
 
 class Target(CachedSequences):

@@ -14,17 +14,11 @@ from edgespec.text.encoding import Prompt
 
 @dataclass(eq=False)
 class SavedStates:
-    """The states of one conversation on disk.
+    """The states of one conversation on disk."""
 
-    Attributes:
-        target: those of the target.
-        drafter: the folder of the drafter's.
-        closed: whether nothing is saved here any more.
-    """
-
-    target: StateStore
-    drafter: Path
-    closed: bool = False
+    target: StateStore  # those of the target
+    drafter: Path  # the folder of the drafter's
+    closed: bool = False  # whether nothing is saved here any more
 
     def clear(self) -> None:
         """Remove all of them."""
@@ -34,15 +28,10 @@ class SavedStates:
 
 @dataclass(frozen=True)
 class Turn:
-    """A prompt that is to be answered, of its own or of a conversation.
-
-    Attributes:
-        raw: nothing in the answer is a thought or a call.
-        states: where the state of the conversation is kept; None if it is not.
-        on_end: called with the answer when it has ended, in whatever way, if there is any of it.
-    """
+    """A prompt that is to be answered, of its own or of a conversation."""
 
     prompt: Prompt
-    raw: bool = False
-    states: SavedStates | None = None
+    raw: bool = False  # nothing in the answer is a thought or a call
+    states: SavedStates | None = None  # where the state of the conversation is kept; None if it is not
+    # called with the answer when it has ended, in whatever way, if there is any of it
     on_end: Callable[[Generation], None] = lambda answer: None

@@ -19,13 +19,9 @@ BLOCK = 4096
 
 
 class PositionedFile(Protocol):
-    """An open file.
+    """An open file."""
 
-    Attributes:
-        direct: whether reads bypass the page cache. They must begin and end at blocks then.
-    """
-
-    direct: bool
+    direct: bool  # whether reads bypass the page cache. They must begin and end at blocks then.
 
     def read(self, memories: Sequence[memoryview], offset: int) -> int:
         """Fill `memories`, one after the other, from `offset` on; returns the bytes read, maybe fewer.

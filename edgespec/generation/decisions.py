@@ -11,12 +11,9 @@ class Decisions:
 
     None of these can change the text. They decide how fast it comes, so tests and benchmarks force both
     sides; see `Speculator.decisions`. What is decided while loading has an option of `edgespec.load` each.
-
-    Attributes:
-        drafting: trees are drafted. By cost, their size follows from what nodes and draft steps take, and
-            drafting pauses where it does not pay. Forced, every tree may be as large as the limits allow.
-        observing: the drafter is shown passes while it rests.
     """
 
+    # trees are drafted. By cost, their size follows from what nodes and draft steps take, and drafting pauses
+    # where it does not pay. Forced, every tree may be as large as the limits allow.
     drafting: bool | None = None
-    observing: bool | None = None
+    observing: bool | None = None  # the drafter is shown passes while it rests

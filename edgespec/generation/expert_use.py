@@ -11,16 +11,11 @@ class ExpertUse:
     """Experts that passes needed, where single experts of a mixture are read from disk.
 
     An expert that several rows of a pass need counts once.
-
-    Attributes:
-        hits: were in memory.
-        misses: had to be read.
-        read_bytes: that were read for them.
     """
 
-    hits: int = 0
-    misses: int = 0
-    read_bytes: int = 0
+    hits: int = 0  # were in memory
+    misses: int = 0  # had to be read
+    read_bytes: int = 0  # that were read for them
 
     @property
     def hit_rate(self) -> float:

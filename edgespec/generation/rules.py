@@ -31,20 +31,14 @@ class RuleParameter:
 
 @dataclass(frozen=True)
 class RuleKind:
-    """The guarantee and the needs of a rule.
+    """The guarantee and the needs of a rule."""
 
-    Attributes:
-        lossy: whether the text may differ from what the target alone would give.
-        invariant: whether the text depends only on target, settings and seed, whatever is drafted.
-        drawn: whether drafted tokens must be sampled from the drafter's distribution; otherwise the text
-            would not follow the target's distribution.
-        parameters: by name.
-    """
-
-    lossy: bool = False
-    invariant: bool = False
+    lossy: bool = False  # whether the text may differ from what the target alone would give
+    invariant: bool = False  # whether the text depends only on target, settings and seed, whatever is drafted
+    # whether drafted tokens must be sampled from the drafter's distribution; otherwise the text would not
+    # follow the target's distribution.
     drawn: bool = False
-    parameters: Mapping[str, RuleParameter] | None = None
+    parameters: Mapping[str, RuleParameter] | None = None  # by name
 
 
 KINDS: Mapping[str, RuleKind] = {
@@ -77,15 +71,10 @@ KINDS: Mapping[str, RuleKind] = {
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule with its parameters filled in.
+    """A rule with its parameters filled in."""
 
-    Attributes:
-        name: a key of KINDS.
-        values: parameter -> value.
-    """
-
-    name: str
-    values: tuple[tuple[str, float], ...] = ()
+    name: str  # a key of KINDS
+    values: tuple[tuple[str, float], ...] = ()  # parameter -> value
 
     @property
     def kind(self) -> RuleKind:

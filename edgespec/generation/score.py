@@ -10,22 +10,15 @@ from edgespec.generation.result import Generation, TokenLogprob
 
 @dataclass(frozen=True)
 class Score:
-    """Likelihood of a given text, or of a continuation after a context, for the target.
+    """Likelihood of a given text, or of a continuation after a context, for the target."""
 
-    Attributes:
-        tokens: the tokens that were scored.
-        token_logprobs: the log-probability of each, given all tokens before it; None for the first token of a
-            text, which follows nothing.
-        prompt_tokens: tokens of context and text together.
-        cached_tokens: those of them that were not read, because their state was known.
-        complete: False if scoring was cancelled; what is missing is then None.
-    """
-
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # the tokens that were scored
+    # the log-probability of each, given all tokens before it; None for the first token of a text, which
+    # follows nothing.
     token_logprobs: tuple[TokenLogprob | None, ...] = field(repr=False)
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    complete: bool = True
+    prompt_tokens: int = 0  # tokens of context and text together
+    cached_tokens: int = 0  # those of them that were not read, because their state was known
+    complete: bool = True  # False if scoring was cancelled; what is missing is then None
 
     @classmethod
     def of(cls, prompt: tuple[int, ...], first: int, answer: Generation) -> Score:

@@ -15,16 +15,11 @@ _BUDGET = re.compile(r"(?:budget[ :=]\s*)?(\d{1,7})", re.ASCII)
 
 @dataclass(frozen=True)
 class ThinkingRequest:
-    """A request for thinking by a model that can think.
+    """A request for thinking by a model that can think."""
 
-    Attributes:
-        enabled: whether it thinks at all; None leaves that to its chat template.
-        budget: most tokens of the thought, which is then closed; None sets no limit.
-        effort: one of EFFORTS for templates that know `reasoning_effort`; empty leaves it to the template.
-    """
-
-    enabled: bool | None = None
-    budget: int | None = None
+    enabled: bool | None = None  # whether it thinks at all; None leaves that to its chat template
+    budget: int | None = None  # most tokens of the thought, which is then closed; None sets no limit
+    # one of EFFORTS for templates that know `reasoning_effort`; empty leaves it to the template
     effort: str = ""
 
 

@@ -16,18 +16,13 @@ from edgespec.models.gguf.types import ArrayInfo, GGUFHeader, as_count
 
 
 class Head(ABC):
-    """A draft head, as its header describes it.
+    """A draft head, as its header describes it."""
 
-    Attributes:
-        role: what it is, in a word for people.
-        beside_target: whether its context is set up beside its target's, whose matrices it may borrow. If
-            not, its file holds layers of the target.
-        keeps_cells: whether its context has cells of its own.
-    """
-
-    role: ClassVar[str]
+    role: ClassVar[str]  # what it is, in a word for people
+    # whether its context is set up beside its target's, whose matrices it may borrow. If not, its file holds
+    # layers of the target.
     beside_target: ClassVar[bool] = True
-    keeps_cells: ClassVar[bool] = True
+    keeps_cells: ClassVar[bool] = True  # whether its context has cells of its own
 
     @property
     @abstractmethod

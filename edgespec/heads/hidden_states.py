@@ -29,12 +29,9 @@ class LastStates:
 
     Args:
         width: elements of a state.
-
-    Attributes:
-        observers: of the graph that it needs: none.
     """
 
-    observers: Sequence[GraphObserver] = ()
+    observers: Sequence[GraphObserver] = ()  # of the graph that it needs: none
 
     def __init__(self, width: int) -> None:
         self._width = width

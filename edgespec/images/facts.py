@@ -31,28 +31,20 @@ _COPIES = 10  # of the embeddings in both processes, while one hands them to the
 
 @dataclass(frozen=True)
 class ProjectorFacts:
-    """A projector.
+    """A projector."""
 
-    Attributes:
-        name: of its file.
-        n_bytes: of its file.
-        kind: such as "gemma3".
-        tokens: of a typical picture, without marks around it; None if they do not follow from the header.
-        buffers: bytes that llama.cpp computes such a picture in, and embeddings are handed over in.
-        seconds: that reading it takes, as measured here; None if it was not.
-        measured_tokens: of the image by which `seconds` were measured; None if they were not. They are those
-            of that image where the tokens of a typical picture are not known.
-        fingerprint: of its header.
-    """
-
-    name: str
-    n_bytes: int
-    kind: str
+    name: str  # of its file
+    n_bytes: int  # of its file
+    kind: str  # such as "gemma3"
+    # of a typical picture, without marks around it; None if they do not follow from the header
     tokens: int | None
+    # bytes that llama.cpp computes such a picture in, and embeddings are handed over in
     buffers: int = _UNKNOWN_BUFFERS
-    seconds: float | None = None
+    seconds: float | None = None  # that reading it takes, as measured here; None if it was not
+    # of the image by which `seconds` were measured; None if they were not. They are those of that image where
+    # the tokens of a typical picture are not known.
     measured_tokens: int | None = None
-    fingerprint: str = ""
+    fingerprint: str = ""  # of its header
 
     @classmethod
     def of(cls, header: GGUFHeader) -> ProjectorFacts:
@@ -96,17 +88,11 @@ class ProjectorFacts:
 
 @dataclass(frozen=True)
 class _Division:
-    """The division of a typical picture by a projector.
+    """The division of a typical picture by a projector."""
 
-    Attributes:
-        parts: that are read one by one.
-        patches: of each part.
-        rows: of embeddings that each becomes.
-    """
-
-    parts: int
-    patches: int
-    rows: int
+    parts: int  # that are read one by one
+    patches: int  # of each part
+    rows: int  # of embeddings that each becomes
 
 
 def _division(metadata: Mapping[str, Any], kind: str) -> _Division | None:

@@ -19,19 +19,13 @@ _IDS = 2**31 - 1  # -2 and the ids below it, as far as 32 bits reach
 
 @dataclass(frozen=True, eq=False)
 class ImageRows:
-    """Consecutive rows of one image.
+    """Consecutive rows of one image."""
 
-    Attributes:
-        values: (rows, width) the embeddings.
-        causal: whether each row sees the rows before it alone; otherwise it sees all of them.
-        places: (rows, 2) height and width of each row in the image, for models with M-RoPE; None for others.
-        positions: how many positions the rows take, for models with M-RoPE.
-    """
-
-    values: NDArray[np.float32]
-    causal: bool
+    values: NDArray[np.float32]  # (rows, width) the embeddings
+    causal: bool  # whether each row sees the rows before it alone; otherwise it sees all of them
+    # (rows, 2) height and width of each row in the image, for models with M-RoPE; None for others
     places: NDArray[np.int32] | None = None
-    positions: int = 0
+    positions: int = 0  # how many positions the rows take, for models with M-RoPE
 
     def positions_from(self, start: int, first: int, last: int) -> NDArray[np.int32]:
         """The positions of rows first .. last - 1 for a batch, where the image begins at `start`."""
@@ -58,13 +52,9 @@ class ImageRows:
 
 @dataclass(frozen=True)
 class PlacedImage:
-    """Rows of an image, and where they are in a sequence.
+    """Rows of an image, and where they are in a sequence."""
 
-    Attributes:
-        start: position of the first.
-    """
-
-    start: int
+    start: int  # position of the first
     rows: ImageRows
 
     @property

@@ -15,17 +15,11 @@ DISTURBED = 0.1  # of the time that a measurement's threads could have run
 
 @dataclass(frozen=True)
 class ProcessorUse:
-    """Processor time used so far.
+    """Processor time used so far."""
 
-    Attributes:
-        at: seconds on a monotonic clock.
-        busy_s: total seconds that the cores of this process were busy, or taken by a hypervisor.
-        own_s: the part of them that this process and its children that have ended used.
-    """
-
-    at: float
-    busy_s: float
-    own_s: float
+    at: float  # seconds on a monotonic clock
+    busy_s: float  # total seconds that the cores of this process were busy, or taken by a hypervisor
+    own_s: float  # the part of them that this process and its children that have ended used
 
 
 def read_load() -> ProcessorUse:

@@ -50,25 +50,15 @@ FEATURES = (*_X86, *_ARM)
 
 @dataclass(frozen=True)
 class Cores:
-    """The processor.
+    """The processor."""
 
-    Attributes:
-        model: its name; empty if unknown.
-        total: hardware threads of the system.
-        allowed: hardware threads that this process may run on.
-        quota: cores' worth of time that its container allows; None without such a limit.
-        usable: the most software threads that can run at once.
-        physical: physical cores among those allowed.
-        features: that llama.cpp could use, by the names that it prints.
-    """
-
-    model: str
-    total: int
-    allowed: int
-    quota: float | None
-    usable: int
-    features: tuple[str, ...]
-    physical: int = 0
+    model: str  # its name; empty if unknown
+    total: int  # hardware threads of the system
+    allowed: int  # hardware threads that this process may run on
+    quota: float | None  # cores' worth of time that its container allows; None without such a limit
+    usable: int  # the most software threads that can run at once
+    features: tuple[str, ...]  # that llama.cpp could use, by the names that it prints
+    physical: int = 0  # physical cores among those allowed
 
 
 def probe_cores(root: Path = ROOT) -> Cores:

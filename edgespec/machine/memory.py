@@ -55,15 +55,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class FreeMemory:
-    """Free memory at one moment, so that decisions that must agree rest on one reading.
+    """Free memory at one moment, so that decisions that must agree rest on one reading."""
 
-    Attributes:
-        available: bytes that can be used without swapping, within container limits.
-        own: bytes that EdgeSpec's process holds already, which a budget includes.
-    """
-
-    available: int
-    own: int = 0
+    available: int  # bytes that can be used without swapping, within container limits
+    own: int = 0  # bytes that EdgeSpec's process holds already, which a budget includes
 
     @classmethod
     def read(cls) -> FreeMemory:

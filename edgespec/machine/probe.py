@@ -17,15 +17,11 @@ __all__ = ["FreeMemory", "Machine", "available_memory", "disk_of", "peak_rss", "
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine, as far as it can be known.
-
-    Attributes:
-        disk: of the path that was asked for.
-    """
+    """A machine, as far as it can be known."""
 
     cores: Cores
     memory: Memory
-    disk: Disk
+    disk: Disk  # of the path that was asked for
     gpus: tuple[Gpu, ...]
 
     def to_json(self) -> dict[str, Any]:

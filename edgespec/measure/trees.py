@@ -40,18 +40,13 @@ class TargetAnswer:
 
 @dataclass(frozen=True)
 class TargetAnswers:
-    """Answers that the target wrote, and the passes that it took.
-
-    Attributes:
-        accept_s: seconds of a round outside draft and pass, the median.
-        passes: the passes of all answers, except the first of each, whose draft also reads the prompt.
-        yields: what their trees yielded; None if there were none.
-    """
+    """Answers that the target wrote, and the passes that it took."""
 
     samples: list[TargetAnswer]
-    accept_s: float
+    accept_s: float  # seconds of a round outside draft and pass, the median
+    # the passes of all answers, except the first of each, whose draft also reads the prompt
     passes: list[PassRecord]
-    yields: TreeYields | None = None
+    yields: TreeYields | None = None  # what their trees yielded; None if there were none
 
 
 def write_answers(

@@ -16,14 +16,10 @@ from edgespec.models.gguf.types import GGUFHeader
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter.
-
-    Attributes:
-        scale: how strongly it changes the model; 1 is as it was trained.
-    """
+    """One adapter."""
 
     header: GGUFHeader
-    scale: float
+    scale: float  # how strongly it changes the model; 1 is as it was trained
 
 
 def read_adapters(names: Sequence[str], target: GGUFHeader) -> list[Adapter]:

@@ -29,16 +29,11 @@ Finder = Callable[[Planner], FoundDrafter]
 
 @dataclass(frozen=True)
 class Decision:
-    """The decisions of a load.
+    """The decisions of a load."""
 
-    Attributes:
-        planner: with the sizes that were decided, for plans of the same model.
-        notes: why this drafter is taken.
-    """
-
-    planner: Planner
+    planner: Planner  # with the sizes that were decided, for plans of the same model
     plan: Plan
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # why this drafter is taken
 
     def with_less_on_cards(self) -> Decision:
         """The decision with less on cards, after these have run out of memory; raises as `decide`."""

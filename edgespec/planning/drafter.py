@@ -28,17 +28,11 @@ _CLEARLY = 1.05  # times the speed, before another one than usual is taken
 
 @dataclass(frozen=True)
 class FoundDrafter:
-    """The drafter to load.
+    """The drafter to load."""
 
-    Attributes:
-        files: None if it is no model.
-        notes: why it is taken, or another one is not.
-        named: whether it was asked for; one that was not is left out where it has no room.
-    """
-
-    files: ModelFiles | None = None
-    notes: tuple[str, ...] = ()
-    named: bool = False
+    files: ModelFiles | None = None  # None if it is no model
+    notes: tuple[str, ...] = ()  # why it is taken, or another one is not
+    named: bool = False  # whether it was asked for; one that was not is left out where it has no room
 
 
 def find_drafter(planner: Planner, on_progress: Progress) -> FoundDrafter:

@@ -15,13 +15,9 @@ from edgespec.profiles.store import ProfileStore
 
 @dataclass(frozen=True)
 class Disks:
-    """The disks that packed layers are spread over.
+    """The disks that packed layers are spread over."""
 
-    Attributes:
-        folders: one on each; none if the layers are in the cache folder.
-    """
-
-    folders: tuple[Path, ...] = ()
+    folders: tuple[Path, ...] = ()  # one on each; none if the layers are in the cache folder
 
     @property
     def n(self) -> int:

@@ -68,17 +68,11 @@ _BESIDE_TREES = 8  # sequence ids for padding, for what is parked, and for seque
 
 @dataclass(frozen=True)
 class SequencePlan:
-    """The number of sequences answered at once.
+    """The number of sequences answered at once."""
 
-    Attributes:
-        sequences: how many, where a call does not say; None leaves it to the passes' costs.
-        more_cells: cells of the cache besides those for a single sequence.
-        note: what that takes, in a sentence.
-    """
-
-    sequences: int | None = None
-    more_cells: int = 0
-    note: str = field(default="", compare=False)
+    sequences: int | None = None  # how many, where a call does not say; None leaves it to the passes' costs
+    more_cells: int = 0  # cells of the cache besides those for a single sequence
+    note: str = field(default="", compare=False)  # what that takes, in a sentence
 
 
 @dataclass(frozen=True)
@@ -240,28 +234,18 @@ class Plan:
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans for one target on one machine.
-
-    Attributes:
-        store: what was measured on this machine.
-        beside: bytes of LoRA adapters.
-        projector: that will read images for sure; None leaves no memory for them.
-        measured: whether contexts are tried by dry runs, as when they are about to be loaded.
-        process_bytes: of the process; None measures them where contexts are measured.
-        usual_nodes: nodes that trees may have if no other number is asked for.
-        sequences: how many are to be answered at once, and their cells.
-    """
+    """Plans for one target on one machine."""
 
     target: ModelFiles
     config: Config
     machine: MachineSnapshot
-    store: ProfileStore
-    beside: int = 0
-    projector: ProjectorFacts | None = None
-    measured: bool = False
-    process_bytes: int | None = None
-    usual_nodes: int = USUAL_NODES
-    sequences: SequencePlan = SequencePlan()
+    store: ProfileStore  # what was measured on this machine
+    beside: int = 0  # bytes of LoRA adapters
+    projector: ProjectorFacts | None = None  # that will read images for sure; None leaves no memory for them
+    measured: bool = False  # whether contexts are tried by dry runs, as when they are about to be loaded
+    process_bytes: int | None = None  # of the process; None measures them where contexts are measured
+    usual_nodes: int = USUAL_NODES  # nodes that trees may have if no other number is asked for
+    sequences: SequencePlan = SequencePlan()  # how many are to be answered at once, and their cells
 
     @classmethod
     def of_this_machine(

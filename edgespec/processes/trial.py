@@ -57,17 +57,11 @@ Why = Literal["crash", "time", "memory"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of an attempt.
+    """The outcome of an attempt."""
 
-    Attributes:
-        answer: what it returned; None if the child died first.
-        why: what ended the child, if anything did: a crash, or a limit that the caller set.
-        detail: for messages, such as "SIGSEGV".
-    """
-
-    answer: Mapping[str, Any] | None
-    why: Why | None = None
-    detail: str = ""
+    answer: Mapping[str, Any] | None  # what it returned; None if the child died first
+    why: Why | None = None  # what ended the child, if anything did: a crash, or a limit that the caller set
+    detail: str = ""  # for messages, such as "SIGSEGV"
 
 
 def attempt_in_child(

@@ -48,19 +48,12 @@ def _written(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class DeviceProfile(Figures):
-    """Measured products and transfers on a device of this machine.
+    """Measured products and transfers on a device of this machine."""
 
-    Attributes:
-        seconds: for a byte of weights as they are in files, for each of kernels.report.ROWS.
-        own_seconds: the same on the processor.
-        transfer: seconds in which so many bytes get there and back.
-        unpinned: whether no memory could be pinned for it, although it has such memory.
-    """
-
-    seconds: tuple[float, ...]
-    own_seconds: tuple[float, ...]
-    transfer: Curve
-    unpinned: bool = False
+    seconds: tuple[float, ...]  # for a byte of weights as they are in files, for each of kernels.report.ROWS
+    own_seconds: tuple[float, ...]  # the same on the processor
+    transfer: Curve  # seconds in which so many bytes get there and back
+    unpinned: bool = False  # whether no memory could be pinned for it, although it has such memory
 
     @property
     def bandwidth(self) -> float:

@@ -160,18 +160,12 @@ class PassProfile(Figures):
 
 @dataclass(frozen=True)
 class DraftProfile(Figures):
-    """Measured draft steps of one drafter.
+    """Measured draft steps of one drafter."""
 
-    Attributes:
-        step: seconds of one decode, by rows.
-        overhead: seconds to grow a tree, relative to those of its decodes.
-        quick: whether this comes from the quick measurement at the first start.
-        busy: share of the time in which other programs kept the processor busy; see `machine.busy`.
-    """
-
-    step: Curve
-    overhead: float = 1.0
-    quick: bool = False
+    step: Curve  # seconds of one decode, by rows
+    overhead: float = 1.0  # seconds to grow a tree, relative to those of its decodes
+    quick: bool = False  # whether this comes from the quick measurement at the first start
+    # share of the time in which other programs kept the processor busy; see `machine.busy`
     busy: float = 0.0
 
     @property
@@ -206,17 +200,11 @@ class DiskProfile(Figures):
 
 @dataclass(frozen=True)
 class ExpertProfile(Figures):
-    """The share of the experts needed by a model's texts that was in memory.
+    """The share of the experts needed by a model's texts that was in memory."""
 
-    Attributes:
-        held: the share of the experts that was in memory.
-        hit_rate: the share of those needed that was.
-        pass_s: median seconds of a pass over one row; 0 if they were not measured.
-    """
-
-    held: float
-    hit_rate: float
-    pass_s: float = 0.0
+    held: float  # the share of the experts that was in memory
+    hit_rate: float  # the share of those needed that was
+    pass_s: float = 0.0  # median seconds of a pass over one row; 0 if they were not measured
 
     def is_slower_with_more(self, fewer: ExpertProfile | None) -> bool:
         """Check whether passes took clearly longer than with fewer experts in memory."""
@@ -227,17 +215,11 @@ class ExpertProfile(Figures):
 
 @dataclass(frozen=True)
 class ImageProfile(Figures):
-    """The time that reading an image took.
+    """The time that reading an image took."""
 
-    Attributes:
-        rows: of embeddings that the image became.
-        starting_s: seconds until the projector was loaded and the image could be read.
-        read_s: seconds of reading it.
-    """
-
-    rows: int
-    starting_s: float
-    read_s: float
+    rows: int  # of embeddings that the image became
+    starting_s: float  # seconds until the projector was loaded and the image could be read
+    read_s: float  # seconds of reading it
 
     def seconds(self, rows: int) -> float:
         """Seconds that an image of so many rows takes."""

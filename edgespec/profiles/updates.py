@@ -139,17 +139,11 @@ def corrected_passes(profile: PassProfile, seconds: Mapping[int, Sequence[float]
 
 @dataclass(frozen=True)
 class _StreamedPass:
-    """A pass over streamed weights.
+    """A pass over streamed weights."""
 
-    Attributes:
-        pass_s: its seconds.
-        wait_s: those that it waited for weights.
-        ahead_s: seconds before it during which its first weights were read.
-    """
-
-    pass_s: float
-    wait_s: float
-    ahead_s: float
+    pass_s: float  # its seconds
+    wait_s: float  # those that it waited for weights
+    ahead_s: float  # seconds before it during which its first weights were read
 
 
 def arriving_rate(passes: Iterable[_StreamedPass], streamed_bytes: int, overlap: float) -> float | None:

@@ -43,23 +43,18 @@ class Frontier:
 
 @dataclass(frozen=True)
 class Children:
-    """Candidate children of the nodes of a frontier, the drafter's best first.
+    """Candidate children of the nodes of a frontier, the drafter's best first."""
 
-    Attributes:
-        tokens: (width, branching) token ids.
-        logprobs: (width, branching) log-probability of each given its parent; -inf for none.
-        evidence: (width, branching, sources) what each source without a model says for each candidate; see
-            `evidence`. None if no source was asked.
-        noise: (width, branching) the noise that the target adds to each candidate's log-probability, in which
-            the drafter's log-probability already has its part. None if it adds none, or nobody asked.
-        forced: (width,) the candidate of each node that spells the only text which a grammar permits there;
-            -1 for none. None if there is none anywhere.
-    """
-
-    tokens: IntArray
-    logprobs: FloatArray
+    tokens: IntArray  # (width, branching) token ids
+    logprobs: FloatArray  # (width, branching) log-probability of each given its parent; -inf for none
+    # (width, branching, sources) what each source without a model says for each candidate; see `evidence`.
+    # None if no source was asked.
     evidence: EvidenceArray | None = None
+    # (width, branching) the noise that the target adds to each candidate's log-probability, in which the
+    # drafter's log-probability already has its part. None if it adds none, or nobody asked.
     noise: FloatArray | None = None
+    # (width,) the candidate of each node that spells the only text which a grammar permits there; -1 for
+    # none. None if there is none anywhere.
     forced: IntArray | None = None
 
     @classmethod
@@ -136,68 +131,48 @@ class DrafterProbability(AcceptanceModel):
 
 @dataclass(frozen=True)
 class ExpansionPolicy:
-    """The part of a tree policy that the search needs.
+    """The part of a tree policy that the search needs."""
 
-    Attributes:
-        acceptance: the acceptance probabilities that scores are made of.
-        by_level: expand only nodes of the newest level, instead of the best anywhere.
-        least_gain: stop after a draft step that raised the tree's expected accepted tokens by no more.
-        later_branching: most children of a node below the root, if that is fewer than the root may have.
-        merges: whether a model drafter may merge in what other sources propose.
-        keeps_ends: whether tokens that end the answer become nodes. Where the target chooses, such a node
-            wastes a row: the choice after its parent already decides. Rules that judge drafted tokens need
-            it. Nothing ever grows below one.
-    """
-
+    # the acceptance probabilities that scores are made of
     acceptance: AcceptanceModel = field(default_factory=DrafterProbability)
-    by_level: bool = False
+    by_level: bool = False  # expand only nodes of the newest level, instead of the best anywhere
+    # stop after a draft step that raised the tree's expected accepted tokens by no more
     least_gain: float = 0.0
+    # most children of a node below the root, if that is fewer than the root may have
     later_branching: int | None = None
-    merges: bool = True
+    merges: bool = True  # whether a model drafter may merge in what other sources propose
+    # whether tokens that end the answer become nodes. Where the target chooses, such a node wastes a row: the
+    # choice after its parent already decides. Rules that judge drafted tokens need it. Nothing ever grows
+    # below one.
     keeps_ends: bool = False
 
 
 @dataclass(frozen=True)
 class TreeLimits:
-    """Limits of a tree, and how it grows.
+    """Limits of a tree, and how it grows."""
 
-    Attributes:
-        budget: most nodes, the root included.
-        depth: most edges from the root.
-        leaves: most leaves.
-        width: most nodes expanded in one draft step.
-        branching: most children of a node.
-        min_logprob: drafted nodes are worth their cost only if their path scores above this.
-        free_nodes: nodes, the root included, that cost nothing, whatever their score.
-        row_multiple: a pass is padded to a multiple of this. The last nodes of a tree must together be worth
-            that many rows, and the next best nodes fill the padding.
-        min_gain: expected accepted tokens that make a draft step worth its cost.
-        row_gain: the same for every node that a step reads.
-        overlap_budget: what the first draft steps may cost, in the same unit, before they must pay: the disk
-            reads ahead for the pass meanwhile, so that they take no time.
-        loss_budget: what all draft steps may cost beyond that, in the same unit; the first is always taken.
-        trust: tokens that are accepted for each one that trees promise.
-        steps: most draft steps.
-        expansion: the tree policy, as far as the search needs it.
-        is_end: (tokens) -> whether each ends an answer; None if no token does. No sequence continues after
-            one.
-    """
-
-    budget: int
-    depth: int = 16
-    leaves: int = MAX_LEAVES
-    width: int = 8
-    branching: int = 8
-    min_logprob: float = -np.inf
-    free_nodes: int = 1
+    budget: int  # most nodes, the root included
+    depth: int = 16  # most edges from the root
+    leaves: int = MAX_LEAVES  # most leaves
+    width: int = 8  # most nodes expanded in one draft step
+    branching: int = 8  # most children of a node
+    min_logprob: float = -np.inf  # drafted nodes are worth their cost only if their path scores above this
+    free_nodes: int = 1  # nodes, the root included, that cost nothing, whatever their score
+    # a pass is padded to a multiple of this. The last nodes of a tree must together be worth that many rows,
+    # and the next best nodes fill the padding.
     row_multiple: int = 1
-    min_gain: float = 0.0
-    row_gain: float = 0.0
+    min_gain: float = 0.0  # expected accepted tokens that make a draft step worth its cost
+    row_gain: float = 0.0  # the same for every node that a step reads
+    # what the first draft steps may cost, in the same unit, before they must pay: the disk reads ahead for
+    # the pass meanwhile, so that they take no time.
     overlap_budget: float = 0.0
+    # what all draft steps may cost beyond that, in the same unit; the first is always taken
     loss_budget: float = np.inf
-    trust: float = 1.0
-    steps: int = 1 << 16
+    trust: float = 1.0  # tokens that are accepted for each one that trees promise
+    steps: int = 1 << 16  # most draft steps
+    # the tree policy, as far as the search needs it
     expansion: ExpansionPolicy = field(default_factory=ExpansionPolicy, compare=False)
+    # (tokens) -> whether each ends an answer; None if no token does. No sequence continues after one.
     is_end: Callable[[IntArray], NDArray[np.bool_]] | None = field(default=None, compare=False)
 
     @property

@@ -45,19 +45,12 @@ _COLDEST = 0.01  # below this the drafter's first candidate has all the probabil
 
 
 class DecodingMethod(Protocol):
-    """The way of making rounds under one rule.
+    """The way of making rounds under one rule."""
 
-    Attributes:
-        rule: the rule in force.
-        drafting: how trees are drafted.
-        nodes: nodes per pass by default; None sizes trees by measured cost.
-        chain: whether they are a single path.
-    """
-
-    rule: Rule
-    drafting: TreeDrafting
-    nodes: int | None
-    chain: bool = False
+    rule: Rule  # the rule in force
+    drafting: TreeDrafting  # how trees are drafted
+    nodes: int | None  # nodes per pass by default; None sizes trees by measured cost
+    chain: bool = False  # whether they are a single path
 
     def accept(self, drafted: DraftedTree, logits: FloatArray, sequence: list[int]) -> Acceptance:
         """Decide what is accepted, and append it and the bonus token to the sequence.

@@ -25,17 +25,11 @@ _NONE = np.empty(0, dtype=np.int64)
 
 
 class _End(NamedTuple):
-    """The end of a text.
+    """The end of a text."""
 
-    Attributes:
-        behind: the positions behind all places where its last pair occurred before, in order.
-        sizes: how many of the last tokens are the same there.
-        unbroken: how many tokens follow the last sequence breaker, or at least as many as the largest size.
-    """
-
-    behind: Tokens
-    sizes: Tokens
-    unbroken: int
+    behind: Tokens  # the positions behind all places where its last pair occurred before, in order
+    sizes: Tokens  # how many of the last tokens are the same there
+    unbroken: int  # how many tokens follow the last sequence breaker, or at least as many as the largest size
 
 
 class RepetitionPenalty:

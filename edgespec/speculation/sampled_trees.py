@@ -31,13 +31,9 @@ _CHANCES = (0.6, 0.16, 0.08, 0.05, 0.03, 0.02, 0.015, 0.01)
 
 @dataclass(frozen=True)
 class TreeShape:
-    """The nodes at which tokens will be drawn, decided before any is.
+    """The nodes at which tokens will be drawn, decided before any is."""
 
-    Attributes:
-        below: the shape nodes below each shape node; node 0 is the root.
-    """
-
-    below: tuple[tuple[int, ...], ...]
+    below: tuple[tuple[int, ...], ...]  # the shape nodes below each shape node; node 0 is the root
 
     @classmethod
     def of(cls, parents: Sequence[int]) -> TreeShape:
@@ -86,20 +82,14 @@ def by_rank(limits: TreeLimits) -> TreeShape:
 
 @dataclass(frozen=True)
 class Drawing:
-    """The drawing of tokens.
+    """The drawing of tokens."""
 
-    Attributes:
-        shape: how many tokens are drawn, and where.
-        replacement: whether a token may be drawn twice below one node.
-        law: (logits, tokens since the root) -> the drafter's law over the target's vocabulary.
-        draws: source of randomness.
-        is_end: (tokens) -> whether each ends an answer; nothing is drawn below such a token.
-    """
-
-    shape: TreeShape
-    replacement: bool
+    shape: TreeShape  # how many tokens are drawn, and where
+    replacement: bool  # whether a token may be drawn twice below one node
+    # (logits, tokens since the root) -> the drafter's law over the target's vocabulary
     law: Callable[[FloatArray, Sequence[int]], Law]
-    draws: Draws
+    draws: Draws  # source of randomness
+    # (tokens) -> whether each ends an answer; nothing is drawn below such a token
     is_end: Callable[[IntArray], NDArray[np.bool_]] | None = None
 
     def below(self, law: Law, count: int) -> list[int]:

@@ -26,18 +26,13 @@ class TokenTree:
 
     The root is the last token of the sequence so far, which the target has not read yet. Every other node
     stands for the sequence on its path from the root.
-
-    Attributes:
-        tokens: (nodes,) token ids.
-        parents: (nodes,) index of the parent; -1 for the root.
-        depths: (nodes,) edges from the root.
-        logprobs: (nodes,) score of the path from the root, a log-probability: 0 for the root, and never
-            above the parent's.
     """
 
-    tokens: IntArray
-    parents: IntArray
-    depths: IntArray
+    tokens: IntArray  # (nodes,) token ids
+    parents: IntArray  # (nodes,) index of the parent; -1 for the root
+    depths: IntArray  # (nodes,) edges from the root
+    # (nodes,) score of the path from the root, a log-probability: 0 for the root, and never above the
+    # parent's.
     logprobs: FloatArray
 
     @classmethod
@@ -239,15 +234,10 @@ class TokenTree:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The part of a tree that the target accepted.
+    """The part of a tree that the target accepted."""
 
-    Attributes:
-        path: the accepted nodes, from the root on.
-        bonus: the target's token after the last of them.
-    """
-
-    path: tuple[int, ...]
-    bonus: int
+    path: tuple[int, ...]  # the accepted nodes, from the root on
+    bonus: int  # the target's token after the last of them
 
 
 def _depths(parents: IntArray) -> IntArray:

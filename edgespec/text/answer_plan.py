@@ -33,17 +33,11 @@ _MAX_TRIALS = 8  # schemas of the tools of a request that are tried in child pro
 
 @dataclass(frozen=True)
 class AnswerPlan:
-    """The constraints and the parts of one answer.
+    """The constraints and the parts of one answer."""
 
-    Attributes:
-        constraint: None if it is free text.
-        parts: takes it apart; None if it is nothing but text.
-        shown: control tokens whose text counts, because they are marks.
-    """
-
-    constraint: Constraint | None = None
-    parts: PartsReader | None = None
-    shown: frozenset[int] = frozenset()
+    constraint: Constraint | None = None  # None if it is free text
+    parts: PartsReader | None = None  # takes it apart; None if it is nothing but text
+    shown: frozenset[int] = frozenset()  # control tokens whose text counts, because they are marks
 
 
 @dataclass(frozen=True)

@@ -188,14 +188,11 @@ class ChatTemplate:
 
 @dataclass(frozen=True)
 class PromptSegment:
-    """A part of a rendered prompt; `literal` text must not be parsed for control tokens.
-
-    Attributes:
-        tokens: those that stand in the place of the text; None for those that spell it.
-    """
+    """A part of a rendered prompt; `literal` text must not be parsed for control tokens."""
 
     text: str
     literal: bool
+    # those that stand in the place of the text; None for those that spell it
     tokens: tuple[int, ...] | None = None
 
 

@@ -35,17 +35,12 @@ _LOOKING_S = 1.5
 
 @dataclass(frozen=True)
 class LendingOffer:
-    """The devices that are lent, and the address.
+    """The devices that are lent, and the address."""
 
-    Attributes:
-        host: as an IPv4 address.
-        memory: bytes of this machine's memory; None for what is available.
-    """
-
-    host: str
+    host: str  # as an IPv4 address
     port: int
     threads: int
-    memory: int | None = None
+    memory: int | None = None  # bytes of this machine's memory; None for what is available
 
 
 class LendingServer:

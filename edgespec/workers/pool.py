@@ -19,22 +19,14 @@ from edgespec.workers.relay import Relay
 
 @dataclass(frozen=True)
 class LentDevice:
-    """A device of a worker.
-
-    Attributes:
-        index: among those of its worker.
-        free: bytes of memory that may be used.
-        ping_s: seconds of a round trip to the worker.
-        transfer: seconds in which so many bytes get there and back.
-        seconds: for a byte of weights, for each of kernels.report.ROWS.
-    """
+    """A device of a worker."""
 
     address: WorkerAddress
-    index: int
-    free: int
-    ping_s: float
-    transfer: Curve
-    seconds: tuple[float, ...] = ()
+    index: int  # among those of its worker
+    free: int  # bytes of memory that may be used
+    ping_s: float  # seconds of a round trip to the worker
+    transfer: Curve  # seconds in which so many bytes get there and back
+    seconds: tuple[float, ...] = ()  # for a byte of weights, for each of kernels.report.ROWS
 
     @property
     def name(self) -> str:

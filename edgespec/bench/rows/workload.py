@@ -19,17 +19,11 @@ _OWN = Path(__file__).with_name("workload.jsonl")
 
 @dataclass(frozen=True)
 class Question:
-    """One question.
+    """One question."""
 
-    Attributes:
-        identifier: what the file calls it.
-        category: the kind of question, for balance.
-        text: what is asked.
-    """
-
-    identifier: str
-    category: str
-    text: str
+    identifier: str  # what the file calls it
+    category: str  # the kind of question, for balance
+    text: str  # what is asked
 
 
 def own_questions() -> tuple[Question, ...]:

@@ -33,26 +33,17 @@ _ROLES = ("user", "assistant")
 
 @dataclass
 class Conversation:
-    """The contents of a saved session.
+    """The contents of a saved session."""
 
-    Attributes:
-        identity: what the saved states depend on; see `llama.cache.states`.
-        system: the system prompt.
-        messages: {"role", "content"} of each turn, without the system prompt; questions about images have
-            these, too, as "images".
-        pending: a question without an answer, as in `messages`.
-        known: the conversation as it was read, with its tokens.
-        saved: the time of saving, in ISO 8601.
-        model_path: the model's file; empty in files of earlier versions.
-    """
-
-    identity: dict[str, str]
-    system: str | None = None
+    identity: dict[str, str]  # what the saved states depend on; see `llama.cache.states`
+    system: str | None = None  # the system prompt
+    # {"role", "content"} of each turn, without the system prompt; questions about images have these, too, as
+    # "images".
     messages: list[dict[str, Any]] = field(default_factory=list)
-    pending: dict[str, Any] | None = None
-    known: EncodedConversation | None = None
-    saved: str = ""
-    model_path: str = ""
+    pending: dict[str, Any] | None = None  # a question without an answer, as in `messages`
+    known: EncodedConversation | None = None  # the conversation as it was read, with its tokens
+    saved: str = ""  # the time of saving, in ISO 8601
+    model_path: str = ""  # the model's file; empty in files of earlier versions
 
     @property
     def images(self) -> Iterator[Image]:
@@ -150,20 +141,15 @@ class SessionFile:
 
 @dataclass(frozen=True)
 class SavedSession:
-    """An entry in the list of sessions.
-
-    Attributes:
-        turns: questions with an answer.
-        bytes: size on disk, states included.
-    """
+    """An entry in the list of sessions."""
 
     name: str
     path: Path
-    turns: int
+    turns: int  # questions with an answer
     saved: str
     model: str
     first: str
-    bytes: int
+    bytes: int  # size on disk, states included
 
 
 def model_name(identity: Mapping[str, str]) -> str:

@@ -22,23 +22,14 @@ from edgespec.text.unreadable import note_for
 
 @dataclass(frozen=True)
 class ResumedSession:
-    """The outcome of resuming a saved session.
+    """The outcome of resuming a saved session."""
 
-    Attributes:
-        turns: questions with an answer.
-        tokens: tokens of the conversation.
-        restored: how many of them had their state restored; the others are read with the next question.
-        reason: why nothing was restored; empty if something was.
-        pending: a question without an answer.
-        pending_images: those that were shown with it.
-    """
-
-    turns: int
-    tokens: int
-    restored: int
-    reason: str
-    pending: str | None
-    pending_images: tuple[Image, ...] = ()
+    turns: int  # questions with an answer
+    tokens: int  # tokens of the conversation
+    restored: int  # how many of them had their state restored; the others are read with the next question
+    reason: str  # why nothing was restored; empty if something was
+    pending: str | None  # a question without an answer
+    pending_images: tuple[Image, ...] = ()  # those that were shown with it
 
 
 class Session:

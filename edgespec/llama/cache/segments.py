@@ -11,17 +11,11 @@ from edgespec.llama.runtime.batch import TokenBatch
 
 
 class CellHolder(Protocol):
-    """A sequence that has cells; see BranchingCache, which is one.
+    """A sequence that has cells; see BranchingCache, which is one."""
 
-    Attributes:
-        length: committed tokens.
-        ids: the sequence ids that hold the committed sequence.
-        positions: of its tokens.
-    """
-
-    length: int
-    ids: list[int]
-    positions: Positions
+    length: int  # committed tokens
+    ids: list[int]  # the sequence ids that hold the committed sequence
+    positions: Positions  # of its tokens
 
     def numbered(self, batch: TokenBatch) -> TokenBatch: ...
     def close_path(self) -> None: ...

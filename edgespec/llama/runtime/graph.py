@@ -23,12 +23,9 @@ class GraphObserver(Protocol):
     """Called at some nodes of the graph while a batch is decoded; its methods do nothing if not overridden.
 
     If an observer raises, the decode ends and `Context.decode` raises the exception.
-
-    Attributes:
-        watch: at which nodes.
     """
 
-    watch: Watch
+    watch: Watch  # at which nodes
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A decode begins.

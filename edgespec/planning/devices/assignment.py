@@ -54,18 +54,12 @@ class LayerDevices(Protocol):
 
 @dataclass(frozen=True)
 class DevicePart(Generic[_Device]):
-    """The part of a model on one device.
-
-    Attributes:
-        layers: how many.
-        kept: of them, those whose feed-forward weights are not there.
-        tensors: weights that are.
-    """
+    """The part of a model on one device."""
 
     device: _Device
-    layers: int
-    kept: int
-    tensors: tuple[TensorInfo, ...]
+    layers: int  # how many
+    kept: int  # of them, those whose feed-forward weights are not there
+    tensors: tuple[TensorInfo, ...]  # weights that are
 
     @property
     def n_bytes(self) -> int:
@@ -83,29 +77,17 @@ class DevicePart(Generic[_Device]):
 
 @dataclass(frozen=True)
 class LayerAssignment:
-    """The number of layers on each device.
+    """The number of layers on each device."""
 
-    Attributes:
-        here: layers on this machine's processor, in memory or streamed; the first ones.
-        counts: layers on each device.
-        names: of weights on devices.
-        lent_bytes: of these weights.
-        kept: layers on devices whose feed-forward weights stay here; the first of these layers.
-        kept_names: of the weights that stay.
-        where: all of it in words.
-        key: all of it for keys of what depends on it.
-        output: whether the output is on a device too.
-    """
-
-    here: int
-    counts: tuple[int, ...]
-    names: frozenset[str] = frozenset()
-    lent_bytes: int = 0
-    kept: int = 0
-    kept_names: tuple[str, ...] = ()
-    where: str = ""
-    key: str = ""
-    output: bool = False
+    here: int  # layers on this machine's processor, in memory or streamed; the first ones
+    counts: tuple[int, ...]  # layers on each device
+    names: frozenset[str] = frozenset()  # of weights on devices
+    lent_bytes: int = 0  # of these weights
+    kept: int = 0  # layers on devices whose feed-forward weights stay here; the first of these layers
+    kept_names: tuple[str, ...] = ()  # of the weights that stay
+    where: str = ""  # all of it in words
+    key: str = ""  # all of it for keys of what depends on it
+    output: bool = False  # whether the output is on a device too
 
     @classmethod
     def of(cls, files: ModelFiles, here: int, counts: Sequence[int], kept: int = 0) -> LayerAssignment:

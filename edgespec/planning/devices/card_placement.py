@@ -31,24 +31,15 @@ _LESS = 0.75  # of what was on a card that ran out of memory
 
 @dataclass(frozen=True)
 class CardPlacement:
-    """The parts of target and drafter on devices of this machine.
+    """The parts of target and drafter on devices of this machine."""
 
-    Attributes:
-        cards: with the memory that the drafter leaves; None if there are none.
-        placed: where the target's layers are; None if none were to be on devices.
-        drafter_card: that the drafter is on; None if it is on the processor.
-        drafter_layers: how many layers the drafter has.
-        drafter_bytes: of its weights there.
-        shared_bytes: of layers on devices that use this machine's memory.
-        planned: bytes of the target on each card that holds layers, with its cells and buffers.
-    """
-
-    cards: Cards | None = None
-    placed: LayerAssignment | None = None
-    drafter_card: Card | None = None
-    drafter_layers: int = 0
-    drafter_bytes: int = 0
-    shared_bytes: int = 0
+    cards: Cards | None = None  # with the memory that the drafter leaves; None if there are none
+    placed: LayerAssignment | None = None  # where the target's layers are; None if none were to be on devices
+    drafter_card: Card | None = None  # that the drafter is on; None if it is on the processor
+    drafter_layers: int = 0  # how many layers the drafter has
+    drafter_bytes: int = 0  # of its weights there
+    shared_bytes: int = 0  # of layers on devices that use this machine's memory
+    # bytes of the target on each card that holds layers, with its cells and buffers
     planned: tuple[tuple[Card, int], ...] = ()
 
     @property

@@ -72,18 +72,12 @@ class Card:
 
 @dataclass(frozen=True)
 class Cards:
-    """Devices of this machine.
+    """Devices of this machine."""
 
-    Attributes:
-        devices: in ggml's order, or in that of --device.
-        own_seconds: what the processor takes for a byte of weights as they are in files, for each of
-            kernels.report.ROWS.
-        type_id: ggml's number of the quantization that was measured.
-    """
-
-    devices: tuple[Card, ...]
+    devices: tuple[Card, ...]  # in ggml's order, or in that of --device
+    # what the processor takes for a byte of weights as they are in files, for each of kernels.report.ROWS
     own_seconds: tuple[float, ...]
-    type_id: int
+    type_id: int  # ggml's number of the quantization that was measured
     remote: bool = False
 
     @classmethod

@@ -50,22 +50,14 @@ def find_devices(names: Sequence[str]) -> tuple[BuildDevice, ...]:
 
 @dataclass(frozen=True)
 class PlacementRequest:
-    """A request to place layers, and the drafter, on devices of this machine.
+    """A request to place layers, and the drafter, on devices of this machine."""
 
-    Attributes:
-        devices: the options.
-        n_threads: threads that the processor computes with.
-        store: what was measured of devices.
-        notes: sentences on what was found.
-        read_rate: bytes of weights that the disk reads per second.
-    """
-
-    devices: DevicesConfig
-    n_threads: int
-    store: ProfileStore
+    devices: DevicesConfig  # the options
+    n_threads: int  # threads that the processor computes with
+    store: ProfileStore  # what was measured of devices
     on_progress: Progress = no_progress
-    notes: list[str] = field(default_factory=list)
-    read_rate: float = 1e9
+    notes: list[str] = field(default_factory=list)  # sentences on what was found
+    read_rate: float = 1e9  # bytes of weights that the disk reads per second
 
     @property
     def layers(self) -> int | str:

@@ -16,23 +16,16 @@ from edgespec.planning.devices.cards import Cards
 
 @dataclass(frozen=True)
 class MachineSnapshot:
-    """The machine that a plan is for, read once.
+    """The machine that a plan is for, read once."""
 
-    Attributes:
-        free: memory that is free.
-        n_threads: CPU threads to compute with.
-        cards: devices of this machine that may hold layers, with their free memory; None if there are none.
-        workers: other machines that may hold layers, with what they lend; None if there are none.
-        own_kernels: whether EdgeSpec's own kernels are in use.
-        no_streaming: why weights cannot be streamed here; empty if they can.
-    """
-
-    free: FreeMemory
-    n_threads: int
+    free: FreeMemory  # memory that is free
+    n_threads: int  # CPU threads to compute with
+    # devices of this machine that may hold layers, with their free memory; None if there are none
     cards: Cards | None = None
+    # other machines that may hold layers, with what they lend; None if there are none
     workers: LayerDevices | None = None
-    own_kernels: bool = False
-    no_streaming: str = ""
+    own_kernels: bool = False  # whether EdgeSpec's own kernels are in use
+    no_streaming: str = ""  # why weights cannot be streamed here; empty if they can
 
     @classmethod
     def read(

@@ -31,17 +31,11 @@ _ATTENDING = 4  # times what one row takes, for USUAL_ROWS rows to attend to a l
 
 @dataclass(frozen=True)
 class SplitSizes:
-    """Bytes of a model's parts.
+    """Bytes of a model's parts."""
 
-    Attributes:
-        feed_forward: of each layer's feed-forward weights.
-        others: of each layer's other weights, with its keys and values.
-        output: of the matrix that makes logits.
-    """
-
-    feed_forward: Sequence[int]
-    others: Sequence[int]
-    output: int
+    feed_forward: Sequence[int]  # of each layer's feed-forward weights
+    others: Sequence[int]  # of each layer's other weights, with its keys and values
+    output: int  # of the matrix that makes logits
 
     @classmethod
     def of(cls, files: ModelFiles, needs: MemoryNeeds) -> SplitSizes:
@@ -56,17 +50,11 @@ class SplitSizes:
 
 @dataclass(frozen=True)
 class Split:
-    """The parts of a model that are not on the card with the rest.
+    """The parts of a model that are not on the card with the rest."""
 
-    Attributes:
-        here: first layers of which nothing is.
-        kept: layers after these whose feed-forward weights are not.
-        output: whether the output is on the card.
-    """
-
-    here: int
-    kept: int
-    output: bool
+    here: int  # first layers of which nothing is
+    kept: int  # layers after these whose feed-forward weights are not
+    output: bool  # whether the output is on the card
 
 
 def fill_card(sizes: SplitSizes, room: int) -> Split | None:
@@ -96,21 +84,13 @@ def fill_card(sizes: SplitSizes, room: int) -> Split | None:
 
 @dataclass(frozen=True)
 class AssignmentCosts:
-    """The time of passes with different assignments of one model.
+    """The time of passes with different assignments of one model."""
 
-    Attributes:
-        cards: devices that may hold layers.
-        files: the model.
-        needs: as if everything were on the processor.
-        here: bytes of this machine's memory for layers.
-        read_rate: bytes of weights that the disk reads per second.
-    """
-
-    cards: Cards
-    files: ModelFiles
-    needs: MemoryNeeds
-    here: int
-    read_rate: float
+    cards: Cards  # devices that may hold layers
+    files: ModelFiles  # the model
+    needs: MemoryNeeds  # as if everything were on the processor
+    here: int  # bytes of this machine's memory for layers
+    read_rate: float  # bytes of weights that the disk reads per second
 
     def seconds(self, assignment: LayerAssignment) -> float:
         """Seconds of a pass of `USUAL_ROWS` rows after a text of half the context.

@@ -21,25 +21,17 @@ from edgespec.planning.memory.stream_layout import StreamLayout, streamable, wan
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The use of a budget.
+    """The use of a budget."""
 
-    Attributes:
-        budget: bytes of this machine's memory that may be used in total.
-        weights: where the target's weights are: in bytes, or by layers if these are streamed.
-        memory_map: whether the target's file is mapped.
-        paged: whether it is mapped although it does not fit, so that the system pages it in and out.
-        pack: whether they are to be packed: "auto", "always" or "never".
-        notes: sentences that people may want to read.
-        warnings: where the plan departs from the options.
-    """
-
-    budget: int
+    budget: int  # bytes of this machine's memory that may be used in total
+    # where the target's weights are: in bytes, or by layers if these are streamed
     weights: PlannedWeights | StreamLayout
-    memory_map: bool = False
+    memory_map: bool = False  # whether the target's file is mapped
+    # whether it is mapped although it does not fit, so that the system pages it in and out
     paged: bool = False
-    pack: str = "never"
-    notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    pack: str = "never"  # whether they are to be packed: "auto", "always" or "never"
+    notes: tuple[str, ...] = ()  # sentences that people may want to read
+    warnings: tuple[str, ...] = ()  # where the plan departs from the options
 
     @property
     def layout(self) -> StreamLayout | None:

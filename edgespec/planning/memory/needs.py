@@ -83,20 +83,13 @@ class ContextShape:
 
 @dataclass(frozen=True)
 class MemoryNeeds:
-    """Memory that will be needed.
+    """Memory that will be needed."""
 
-    Attributes:
-        footprints: of the target, and of the drafter if it is a model.
-        process: bytes of the process besides its models, and of the one that renders chat templates.
-        rows: most rows of the target's passes.
-        drafter_rows: most rows of a drafter's decodes, if it is a model.
-        process_parts: what `process` consists of, by name; empty if that is not known.
-    """
-
-    footprints: list[Footprint]
-    process: int
-    rows: int = USUAL_NODES
-    drafter_rows: int = MAX_PROMPT_ROWS
+    footprints: list[Footprint]  # of the target, and of the drafter if it is a model
+    process: int  # bytes of the process besides its models, and of the one that renders chat templates
+    rows: int = USUAL_NODES  # most rows of the target's passes
+    drafter_rows: int = MAX_PROMPT_ROWS  # most rows of a drafter's decodes, if it is a model
+    # what `process` consists of, by name; empty if that is not known
     process_parts: Mapping[str, int] = field(default_factory=dict)
 
     @property

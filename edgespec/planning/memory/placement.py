@@ -24,38 +24,23 @@ FEWEST_SLOTS = 2  # one in use, one being read
 
 @dataclass(frozen=True)
 class LayerPlacement:
-    """The places of layers.
+    """The places of layers."""
 
-    Attributes:
-        resident: layers that stay in memory.
-        streamed: layers that are read in every pass; empty if all fit.
-        n_slots: layers that the ring holds.
-        n_bytes: memory for everything, including what is not layers.
-        expert_slots: experts that the pool holds; 0 if no single experts are streamed.
-    """
-
-    resident: tuple[int, ...]
-    streamed: tuple[int, ...]
-    n_slots: int
-    n_bytes: int
-    expert_slots: int = 0
+    resident: tuple[int, ...]  # layers that stay in memory
+    streamed: tuple[int, ...]  # layers that are read in every pass; empty if all fit
+    n_slots: int  # layers that the ring holds
+    n_bytes: int  # memory for everything, including what is not layers
+    expert_slots: int = 0  # experts that the pool holds; 0 if no single experts are streamed
 
 
 @dataclass(frozen=True)
 class PoolSizes:
-    """Memory of the pool of experts.
+    """Memory of the pool of experts."""
 
-    Attributes:
-        slot_bytes: of one expert, with what the kernels need beside it.
-        fewest: slots without which a pass may not find room for all that it needs of a layer.
-        most: slots for the experts of all layers.
-        beside: bytes besides slots.
-    """
-
-    slot_bytes: int
-    fewest: int
-    most: int
-    beside: int = 0
+    slot_bytes: int  # of one expert, with what the kernels need beside it
+    fewest: int  # slots without which a pass may not find room for all that it needs of a layer
+    most: int  # slots for the experts of all layers
+    beside: int = 0  # bytes besides slots
 
 
 def place(

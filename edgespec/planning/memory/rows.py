@@ -21,18 +21,13 @@ _MAX_STREAMED_ROWS = 4096
 
 @dataclass(frozen=True)
 class PrefillFacts:
-    """Facts, besides memory, by which prompts' pieces are sized.
+    """Facts, besides memory, by which prompts' pieces are sized."""
 
-    Attributes:
-        passes: what the target's passes take, as far as that is known.
-        tokens: of a usual prompt.
-        own_kernels: whether EdgeSpec's own kernels are in use, so that exact passes may have any rows.
-        unused: rows that gave other bits than short passes, so that exact decoding will not use them.
-    """
-
-    passes: TargetPasses
-    tokens: int
+    passes: TargetPasses  # what the target's passes take, as far as that is known
+    tokens: int  # of a usual prompt
+    # whether EdgeSpec's own kernels are in use, so that exact passes may have any rows
     own_kernels: bool = False
+    # rows that gave other bits than short passes, so that exact decoding will not use them
     unused: frozenset[int] = frozenset()
 
 

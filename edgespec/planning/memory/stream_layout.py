@@ -25,39 +25,22 @@ _READ_BYTES = 512  # to remember a part of an expert that was read, and its chec
 
 @dataclass(frozen=True)
 class StreamLayout:
-    """The places of a model's weights, some of whose layers may be streamed.
+    """The places of a model's weights, some of whose layers may be streamed."""
 
-    Attributes:
-        files: the model.
-        elsewhere: names of weights that devices hold.
-        needs: what target and drafter take with all weights in memory.
-        budget: bytes that may be used in total.
-        config: slots and experts, as for loading.
-        hits: how often experts are in memory.
-        packed: whether layers are read from a packed file.
-        pack_bytes: memory that the packed file takes, where its folder lies in memory.
-        weights: of the layers, with single experts apart if these are streamed.
-        layer_bytes: memory of each layer, by its number.
-        placement: which layers are resident.
-        other_bytes: memory for the weights outside the layers, without tables that are left in the file.
-        fixed_bytes: memory of everything but layers and single experts.
-        holding: the sums of all that.
-    """
-
-    files: ModelFiles
-    elsewhere: Collection[str]
-    needs: MemoryNeeds
-    budget: int
-    config: Config
-    hits: HitRates
-    packed: bool
-    pack_bytes: int
-    weights: LayerWeights
-    layer_bytes: Mapping[int, int]
-    placement: LayerPlacement
-    other_bytes: int
-    fixed_bytes: int
-    holding: PlannedWeights
+    files: ModelFiles  # the model
+    elsewhere: Collection[str]  # names of weights that devices hold
+    needs: MemoryNeeds  # what target and drafter take with all weights in memory
+    budget: int  # bytes that may be used in total
+    config: Config  # slots and experts, as for loading
+    hits: HitRates  # how often experts are in memory
+    packed: bool  # whether layers are read from a packed file
+    pack_bytes: int  # memory that the packed file takes, where its folder lies in memory
+    weights: LayerWeights  # of the layers, with single experts apart if these are streamed
+    layer_bytes: Mapping[int, int]  # memory of each layer, by its number
+    placement: LayerPlacement  # which layers are resident
+    other_bytes: int  # memory for the weights outside the layers, without tables that are left in the file
+    fixed_bytes: int  # memory of everything but layers and single experts
+    holding: PlannedWeights  # the sums of all that
 
     @classmethod
     def of(

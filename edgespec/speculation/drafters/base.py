@@ -20,32 +20,23 @@ these, or the form of the answer where it permits one text only."""
 
 @dataclass(eq=False)
 class DraftMemory:
-    """A drafter's state for one sequence, kept from tree to tree; its owner is the sequence.
+    """A drafter's state for one sequence, kept from tree to tree; its owner is the sequence."""
 
-    Attributes:
-        state: the drafter's own object; None if it knows nothing yet.
-    """
-
-    state: object = None
+    state: object = None  # the drafter's own object; None if it knows nothing yet
 
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """A sequence that a tree is wanted for.
-
-    Attributes:
-        memory: what the drafter keeps of the sequence; None to find by its tokens what is known of it.
-        limits: of this tree. Where trees grow together, only depth, branching, end tokens and the tree policy
-            are its own.
-        ranking: how candidates are ranked.
-        own: sources of this sequence alone, which join those of a drafter that has any.
-    """
+    """A sequence that a tree is wanted for."""
 
     sequence: Sequence[int]
+    # of this tree. Where trees grow together, only depth, branching, end tokens and the tree policy are its
+    # own.
     limits: TreeLimits
-    ranking: Ranking
+    ranking: Ranking  # how candidates are ranked
+    # what the drafter keeps of the sequence; None to find by its tokens what is known of it
     memory: DraftMemory | None = None
-    own: Sequence[Proposer] = ()
+    own: Sequence[Proposer] = ()  # sources of this sequence alone, which join those of a drafter that has any
 
     def proposals(self, proposers: Sequence[Proposer]) -> JoinedProposals | None:
         """The proposals of sources for the tree; None if there are none, or its policy merges none."""

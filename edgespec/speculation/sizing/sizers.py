@@ -67,15 +67,10 @@ class FixedSizer:
 
 @dataclass(frozen=True)
 class PassRoom:
-    """The room for trees in a pass that is shared.
+    """The room for trees in a pass that is shared."""
 
-    Attributes:
-        nodes: most nodes of all trees together, their roots included.
-        other_rows: rows that the pass has in any case.
-    """
-
-    nodes: int
-    other_rows: int = 0
+    nodes: int  # most nodes of all trees together, their roots included
+    other_rows: int = 0  # rows that the pass has in any case
 
 
 class AdaptiveSizer:

@@ -23,17 +23,11 @@ _WIDE = 1 << 32  # more than there are columns
 
 @dataclass(frozen=True)
 class TargetRows:
-    """The best of the target's logits at nodes of a tree that it has read.
+    """The best of the target's logits at nodes of a tree that it has read."""
 
-    Attributes:
-        nodes: (rows,) the nodes.
-        tokens: (rows, kept) the likeliest tokens after each, best first.
-        chances: (rows, kept) the target's probability of each, at temperature 1, among those kept.
-    """
-
-    nodes: IntArray
-    tokens: IntArray
-    chances: FloatArray
+    nodes: IntArray  # (rows,) the nodes
+    tokens: IntArray  # (rows, kept) the likeliest tokens after each, best first
+    chances: FloatArray  # (rows, kept) the target's probability of each, at temperature 1, among those kept
 
 
 class Proposals(Protocol):
@@ -45,17 +39,11 @@ class Proposals(Protocol):
 
 
 class Proposer(Protocol):
-    """A source of candidates. It is given the whole sequence every time, and finds out what is new in it.
+    """A source of candidates. It is given the whole sequence every time, and finds out what is new in it."""
 
-    Attributes:
-        name: as shown to users.
-        source: what its evidence is called.
-        keeps_passes: whether `observe` is to be called.
-    """
-
-    name: str
-    source: CandidateSource
-    keeps_passes: bool = False
+    name: str  # as shown to users
+    source: CandidateSource  # what its evidence is called
+    keeps_passes: bool = False  # whether `observe` is to be called
 
     def propose(self, sequence: Sequence[int], depth: int) -> Proposals:
         """Proposals for what may follow the sequence.

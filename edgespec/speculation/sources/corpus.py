@@ -30,15 +30,10 @@ Tokens = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class CorpusBlock:
-    """A part of a corpus that has a suffix array of its own.
+    """A part of a corpus that has a suffix array of its own."""
 
-    Attributes:
-        tokens: (n,) tokens of files, with a BREAK after each.
-        suffixes: (n,) where suffixes begin, in the order of their tokens.
-    """
-
-    tokens: Tokens
-    suffixes: Tokens
+    tokens: Tokens  # (n,) tokens of files, with a BREAK after each
+    suffixes: Tokens  # (n,) where suffixes begin, in the order of their tokens
 
 
 def suffix_array(tokens: Tokens) -> Tokens:
@@ -94,15 +89,10 @@ class Corpus:
 
 @dataclass
 class _Branch:
-    """The continuations of the occurrences of a path.
+    """The continuations of the occurrences of a path."""
 
-    Attributes:
-        count: occurrences of the path.
-        below: the tokens that follow it.
-    """
-
-    count: int = 0
-    below: dict[int, _Branch] = field(default_factory=dict)
+    count: int = 0  # occurrences of the path
+    below: dict[int, _Branch] = field(default_factory=dict)  # the tokens that follow it
 
 
 class _Retrieved(Proposals):

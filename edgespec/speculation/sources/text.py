@@ -66,14 +66,10 @@ class Continuations(Proposals):
 
 @dataclass(frozen=True)
 class _Index:
-    """The index of a sequence.
-
-    Attributes:
-        seams: positions in front of which it is divided.
-    """
+    """The index of a sequence."""
 
     tokens: list[int]
-    seams: tuple[int, ...]
+    seams: tuple[int, ...]  # positions in front of which it is divided
     automaton: SuffixAutomaton
 
     def begins(self, sequence: list[int], seams: tuple[int, ...]) -> bool:

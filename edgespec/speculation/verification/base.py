@@ -23,16 +23,12 @@ TargetLaw = Callable[[int], Law]
 
 @dataclass(frozen=True)
 class DraftedTree:
-    """A tree, and how its tokens were drawn, for rules that need to know.
+    """A tree, and how its tokens were drawn, for rules that need to know."""
 
-    Attributes:
-        tree: no two siblings hold the same token.
-        drawn: node -> the tokens drawn below it, in order; a token drawn twice appears twice.
-        laws: node -> (n_vocab,) the drafter's law that these tokens were drawn from.
-    """
-
-    tree: TokenTree
+    tree: TokenTree  # no two siblings hold the same token
+    # node -> the tokens drawn below it, in order; a token drawn twice appears twice
     drawn: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    # node -> (n_vocab,) the drafter's law that these tokens were drawn from
     laws: Mapping[int, Law] = field(default_factory=dict)
 
 

@@ -36,18 +36,12 @@ _DEEPEST = 5  # beyond, a value is any
 
 @dataclass(frozen=True)
 class ArgumentRules:
-    """Writes the rules of an argument.
-
-    Attributes:
-        controls: the tokens of marks that are control tokens.
-        schemas: reads the schema of the tool.
-        name: of the rule of the argument; other rules have it as their prefix.
-    """
+    """Writes the rules of an argument."""
 
     tags: TaggedArguments
-    controls: Mapping[str, int]
-    schemas: SchemaReader
-    name: str
+    controls: Mapping[str, int]  # the tokens of marks that are control tokens
+    schemas: SchemaReader  # reads the schema of the tool
+    name: str  # of the rule of the argument; other rules have it as their prefix
 
     def rules(self, key: str, value: ArgumentValue) -> list[str]:
         """The rule of the argument, and those that it uses.

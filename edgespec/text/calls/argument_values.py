@@ -45,18 +45,12 @@ LONGEST_NAME = 256
 
 @dataclass(frozen=True)
 class ArgumentValue:
-    """The values that an argument may have.
+    """The values that an argument may have."""
 
-    Attributes:
-        words: values that are written as they are, by what they are written as.
-        texts: regular expressions of texts.
-        forms: schemas of values that are written as JSON.
-        types: JSON's types of what is to be read as JSON although it might be a text.
-    """
-
-    words: Mapping[str, Any]
-    texts: tuple[str, ...] = ()
-    forms: tuple[dict[str, Any], ...] = ()
+    words: Mapping[str, Any]  # values that are written as they are, by what they are written as
+    texts: tuple[str, ...] = ()  # regular expressions of texts
+    forms: tuple[dict[str, Any], ...] = ()  # schemas of values that are written as JSON
+    # JSON's types of what is to be read as JSON although it might be a text
     types: frozenset[str] = frozenset()
 
     def read(self, text: str) -> str:

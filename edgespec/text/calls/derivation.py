@@ -46,26 +46,16 @@ _BRACKETS = re.compile(r"[\[{][\s\[{]*")
 
 @dataclass(frozen=True)
 class DerivedCalls:
-    """The calls of a template, as renderings show them.
-
-    Attributes:
-        trigger: the text by which a call is told from other text.
-        trigger_is_json: calls are bare JSON, which begins with the trigger.
-        single: the template shows at most one call for each message.
-        shows_results: the template shows what tools return.
-        arguments_as_text: the template takes arguments as JSON text, not as objects.
-        empty_content: the content of a message without text that the template takes, "" or None.
-        names_again: the name of a tool stands in the header of the message and in the call.
-    """
+    """The calls of a template, as renderings show them."""
 
     spelling: LayoutSpelling | PythonicSpelling
-    trigger: str
-    trigger_is_json: bool
-    single: bool
-    shows_results: bool
-    arguments_as_text: bool
-    empty_content: str | None
-    names_again: bool = False
+    trigger: str  # the text by which a call is told from other text
+    trigger_is_json: bool  # calls are bare JSON, which begins with the trigger
+    single: bool  # the template shows at most one call for each message
+    shows_results: bool  # the template shows what tools return
+    arguments_as_text: bool  # the template takes arguments as JSON text, not as objects
+    empty_content: str | None  # the content of a message without text that the template takes, "" or None
+    names_again: bool = False  # the name of a tool stands in the header of the message and in the call
 
 
 def derive(

@@ -40,17 +40,11 @@ class FencedCall:
 
 @dataclass(frozen=True)
 class Fence:
-    """A code fence that was decided.
+    """A code fence that was decided."""
 
-    Attributes:
-        size: characters of it: all of it if it is calls or was read to its end, else what opens it.
-        calls: those in it; empty if it is text.
-        is_open: it is text, and continues.
-    """
-
-    size: int
-    calls: Sequence[FencedCall] = ()
-    is_open: bool = False
+    size: int  # characters of it: all of it if it is calls or was read to its end, else what opens it
+    calls: Sequence[FencedCall] = ()  # those in it; empty if it is text
+    is_open: bool = False  # it is text, and continues
 
 
 class FenceReader:

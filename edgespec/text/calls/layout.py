@@ -39,20 +39,15 @@ SPACE_RULE = rf"{SPACE}: /[ \t\n]{{0,20}}/"
 
 @dataclass(frozen=True)
 class TaggedArguments:
-    """The tags around arguments that are written one by one.
+    """The tags around arguments that are written one by one."""
 
-    Attributes:
-        opens: the text before an argument's name.
-        middles: the text between name and value by JSON's type of the value; "" stands for any other type.
-        closes: the text behind a value; it may hold KEY.
-        words: how other values are written that JSON writes differently, such as True.
-        item: the name of a list's items, where lists and objects are tags within tags (`nested`); else empty.
-    """
-
-    opens: str
+    opens: str  # the text before an argument's name
+    # the text between name and value by JSON's type of the value; "" stands for any other type
     middles: tuple[tuple[str, str], ...]
-    closes: str
+    closes: str  # the text behind a value; it may hold KEY
+    # how other values are written that JSON writes differently, such as True
     words: tuple[tuple[str, str], ...] = ()
+    # the name of a list's items, where lists and objects are tags within tags (`nested`); else empty
     item: str = ""
 
     def middle(self, kind: str) -> str:
@@ -83,21 +78,14 @@ class TaggedArguments:
 
 @dataclass(frozen=True)
 class CallLayout:
-    """The text around the names and arguments of calls.
+    """The text around the names and arguments of calls."""
 
-    Attributes:
-        opens: before the first name of a section.
-        middle: between a name and its arguments; for tags, before the first of them.
-        closes: behind the arguments of the last call.
-        between: behind a call's arguments, before the next name; empty if each call has a section of its own.
-        tags: None if the arguments are one JSON object.
-    """
-
-    opens: str
-    middle: str
-    closes: str
+    opens: str  # before the first name of a section
+    middle: str  # between a name and its arguments; for tags, before the first of them
+    closes: str  # behind the arguments of the last call
+    # behind a call's arguments, before the next name; empty if each call has a section of its own
     between: str = ""
-    tags: TaggedArguments | None = None
+    tags: TaggedArguments | None = None  # None if the arguments are one JSON object
 
     def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """Calls (names and arguments) as the model would write them."""

@@ -25,14 +25,10 @@ _MARK = re.compile(r"\]<\]\w+\[>\[|<[^<>\s]*>|\[[A-Z_/]+\]")  # as in probes
 
 @dataclass(frozen=True)
 class LayoutSpelling:
-    """Spells calls of a layout; see `syntax.CallSpelling`.
-
-    Attributes:
-        trigger: the part of the layout's first text that is read before the call; empty if none is.
-    """
+    """Spells calls of a layout; see `syntax.CallSpelling`."""
 
     layout: CallLayout
-    trigger: str
+    trigger: str  # the part of the layout's first text that is read before the call; empty if none is
 
     @property
     def marks(self) -> tuple[str, ...]:

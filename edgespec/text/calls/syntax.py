@@ -53,43 +53,25 @@ class CallSpelling(Protocol):
 
 @dataclass(frozen=True)
 class CallSyntax:
-    """The syntax of a model's tool calls.
+    """The syntax of a model's tool calls."""
 
-    Attributes:
-        name: of the family; empty if the syntax was learned from a template.
-        trigger: the text with which a call begins.
-        spelling: of calls; None if they are messages of their own (`in_channels`).
-        first_only: the trigger counts only at the beginning of the answer.
-        trigger_is_json: the trigger is a part of the call's JSON.
-        shows_tools: the template shows the tools itself.
-        shows_calls: the template shows earlier calls itself.
-        shows_results: the template shows what tools return.
-        in_channels: a call is a message of its own, with its name in the header (`harmony`).
-        headers: those of calls that are messages of their own (`headers`); None if they are not.
-        names_again: behind such a header, the call has the tool's name, too.
-        in_fences: models of the family also write calls as JSON in a code fence (`fenced`).
-        results_in_calls: the template wants results in the message of the calls (`gemma`).
-        single: the template takes at most one call in a message.
-        arguments_as_text: the template takes arguments as JSON text.
-        empty_content: the content of a message that only calls, as the template takes it.
-    """
-
-    name: str
-    trigger: str
-    spelling: CallSpelling | None
-    first_only: bool = False
-    trigger_is_json: bool = False
-    shows_tools: bool = True
-    shows_calls: bool = True
-    shows_results: bool = True
-    in_channels: bool = False
+    name: str  # of the family; empty if the syntax was learned from a template
+    trigger: str  # the text with which a call begins
+    spelling: CallSpelling | None  # of calls; None if they are messages of their own (`in_channels`)
+    first_only: bool = False  # the trigger counts only at the beginning of the answer
+    trigger_is_json: bool = False  # the trigger is a part of the call's JSON
+    shows_tools: bool = True  # the template shows the tools itself
+    shows_calls: bool = True  # the template shows earlier calls itself
+    shows_results: bool = True  # the template shows what tools return
+    in_channels: bool = False  # a call is a message of its own, with its name in the header (`harmony`)
+    # those of calls that are messages of their own (`headers`); None if they are not
     headers: Headers | None = None
-    names_again: bool = False
-    in_fences: bool = False
-    results_in_calls: bool = False
-    single: bool = False
-    arguments_as_text: bool = False
-    empty_content: str | None = ""
+    names_again: bool = False  # behind such a header, the call has the tool's name, too
+    in_fences: bool = False  # models of the family also write calls as JSON in a code fence (`fenced`)
+    results_in_calls: bool = False  # the template wants results in the message of the calls (`gemma`)
+    single: bool = False  # the template takes at most one call in a message
+    arguments_as_text: bool = False  # the template takes arguments as JSON text
+    empty_content: str | None = ""  # the content of a message that only calls, as the template takes it
 
     @property
     def repeats(self) -> bool:

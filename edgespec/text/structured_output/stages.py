@@ -143,16 +143,11 @@ class Thinking(Stage):
 
 @dataclass(frozen=True)
 class Literal(Stage):
-    """The stage within a fixed text.
-
-    Attributes:
-        tokens: those that are still to come.
-        then: gives the stage behind it.
-    """
+    """The stage within a fixed text."""
 
     context: StageContext
-    tokens: tuple[int, ...]
-    then: Callable[[], Stage | None]
+    tokens: tuple[int, ...]  # those that are still to come
+    then: Callable[[], Stage | None]  # gives the stage behind it
 
     def mask(self) -> BoolArray | None:
         return self.context.token_bytes.only(self.tokens[:1])
@@ -170,13 +165,10 @@ class Literal(Stage):
 
 @dataclass(frozen=True)
 class Choosing(Stage):
-    """The stage within one of several fixed texts.
-
-    Attributes:
-        options: the tokens of each that are still to come, and the steps after it.
-    """
+    """The stage within one of several fixed texts."""
 
     context: StageContext
+    # the tokens of each that are still to come, and the steps after it
     options: Sequence[tuple[tuple[int, ...], tuple[Step, ...]]]
 
     def mask(self) -> BoolArray | None:
@@ -194,16 +186,11 @@ class Choosing(Stage):
 
 @dataclass(frozen=True)
 class FreeText(Stage):
-    """The stage within free text.
-
-    Attributes:
-        tail: the latest bytes, which may be the beginning of a trigger.
-        at_start: nothing but space was read yet, apart from `tail`.
-    """
+    """The stage within free text."""
 
     context: StageContext
-    tail: bytes
-    at_start: bool
+    tail: bytes  # the latest bytes, which may be the beginning of a trigger
+    at_start: bool  # nothing but space was read yet, apart from `tail`
 
     accepting = True
 
@@ -244,17 +231,12 @@ class FreeText(Stage):
 
 @dataclass(frozen=True)
 class InGrammar:
-    """The stage within a schema or grammar.
-
-    Attributes:
-        rest: the steps after it.
-        delimited: it is over as soon as it may be, because nothing can follow JSON that is closed.
-    """
+    """The stage within a schema or grammar."""
 
     context: StageContext
     matcher: Matcher
-    rest: tuple[Step, ...]
-    delimited: bool
+    rest: tuple[Step, ...]  # the steps after it
+    delimited: bool  # it is over as soon as it may be, because nothing can follow JSON that is closed
 
     @property
     def accepting(self) -> bool:
@@ -280,18 +262,12 @@ class InGrammar:
 
 @dataclass(frozen=True)
 class BehindCall(Stage):
-    """The stage behind a call in an answer that may only be calls: the end or another call follows.
-
-    Attributes:
-        begins: the tokens of what the next call begins with.
-        call: gives the stage behind these.
-        space: most bytes of space before it, so that a model cannot write space without end.
-    """
+    """The stage behind a call in an answer that may only be calls: the end or another call follows."""
 
     context: StageContext
-    begins: tuple[int, ...]
-    call: Callable[[], Stage | None]
-    space: int
+    begins: tuple[int, ...]  # the tokens of what the next call begins with
+    call: Callable[[], Stage | None]  # gives the stage behind these
+    space: int  # most bytes of space before it, so that a model cannot write space without end
 
     accepting = True
 
@@ -310,15 +286,11 @@ class BehindCall(Stage):
 
 @dataclass
 class Either(Stage):
-    """The stage at the beginning of an answer that may be one thing or another, until only one fits.
-
-    Attributes:
-        taken: which of the two the latest token has fit.
-    """
+    """The stage at the beginning of an answer that may be one thing or another, until only one fits."""
 
     first: Stage
     second: Stage
-    taken: tuple[bool, bool] = (False, False)
+    taken: tuple[bool, bool] = (False, False)  # which of the two the latest token has fit
 
     @property
     def accepting(self) -> bool:

@@ -15,19 +15,14 @@ class FixedStep:
 
 @dataclass(frozen=True)
 class GrammarStep:
-    """JSON that fits a schema, or a text that fits a grammar.
+    """JSON that fits a schema, or a text that fits a grammar."""
 
-    Attributes:
-        text: of the schema or grammar.
-        kind: which of them it is, as `generation.config.Grammar` names it.
-        open_ended: more of it may follow where it could end, so only the end of the answer ends it.
-        quotes: what stands around texts in a grammar whose numbers shall end; see `Grammars.matcher`.
-    """
-
-    text: str
+    text: str  # of the schema or grammar
+    # which of them it is, as `generation.config.Grammar` names it
     kind: Literal["json_schema", "grammar"] = "json_schema"
+    # more of it may follow where it could end, so only the end of the answer ends it
     open_ended: bool = False
-    quotes: str = ""
+    quotes: str = ""  # what stands around texts in a grammar whose numbers shall end; see `Grammars.matcher`
 
 
 @dataclass(frozen=True)
@@ -64,33 +59,19 @@ class Thought:
 
 @dataclass(frozen=True)
 class ToolCallGrammar:
-    """Tool calls within free text.
+    """Tool calls within free text."""
 
-    Attributes:
-        trigger: what a call begins with.
-        steps: what has to follow it.
-        trigger_in_grammar: the trigger is part of the first grammar.
-        first_only: it counts only at the beginning.
-        repeats: the text is free again after a call.
-        required: the answer has to begin with one.
-        other_triggers: further ones, and the steps behind each.
-        prompt_end: what the prompt ends with that a trigger may begin with.
-        joint: what stands between a call and the trigger of another one.
-        trigger_tells: the trigger alone tells a call from text; else only the other triggers do.
-        forbidden: none may be made, so nothing may follow a trigger.
-    """
-
-    trigger: bytes
-    steps: tuple[Step, ...]
-    trigger_in_grammar: bool = False
-    first_only: bool = False
-    repeats: bool = True
-    required: bool = False
-    other_triggers: tuple[tuple[bytes, tuple[Step, ...]], ...] = ()
-    prompt_end: bytes = b""
-    joint: bytes = b""
-    trigger_tells: bool = True
-    forbidden: bool = False
+    trigger: bytes  # what a call begins with
+    steps: tuple[Step, ...]  # what has to follow it
+    trigger_in_grammar: bool = False  # the trigger is part of the first grammar
+    first_only: bool = False  # it counts only at the beginning
+    repeats: bool = True  # the text is free again after a call
+    required: bool = False  # the answer has to begin with one
+    other_triggers: tuple[tuple[bytes, tuple[Step, ...]], ...] = ()  # further ones, and the steps behind each
+    prompt_end: bytes = b""  # what the prompt ends with that a trigger may begin with
+    joint: bytes = b""  # what stands between a call and the trigger of another one
+    trigger_tells: bool = True  # the trigger alone tells a call from text; else only the other triggers do
+    forbidden: bool = False  # none may be made, so nothing may follow a trigger
 
     @property
     def triggers(self) -> tuple[tuple[bytes, tuple[Step, ...]], ...]:

@@ -38,15 +38,12 @@ class TargetAnswer:
 
     Row i of the distributions follows the prompt and the first i tokens of the answer; if the answer ended by
     itself, the last row, after all of it, is the one that chose the end.
-
-    Attributes:
-        top: (rows, TOP) the most likely tokens.
-        logprobs: (rows, TOP) their log-probabilities; all other tokens share what is left of 1.
     """
 
     prompt: Prompt
     text: SampleAnswer
-    top: IntArray
+    top: IntArray  # (rows, TOP) the most likely tokens
+    # (rows, TOP) their log-probabilities; all other tokens share what is left of 1
     logprobs: NDArray[np.float16]
 
     def to_bytes(self) -> bytes:
