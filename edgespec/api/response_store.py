@@ -82,7 +82,7 @@ class ResponseStore:
         return found
 
     def _read(self, identifier: str) -> Any:
-        """What is kept of a response.
+        """A response and all that is kept with it.
 
         Raises:
             Refusal: nothing is.

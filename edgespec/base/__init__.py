@@ -1,1 +1,1 @@
-"""What packages of all layers share: options, units, progress and hints on installation."""
+"""Modules that packages of all layers share: options, units, progress and hints on installation."""
