@@ -1,7 +1,7 @@
 // Flash attention that is exact for any number of rows: see attention_kernels.h.
 //
 // Its vectors hold queries, not values: of each head of keys and values, those of several rows and of all heads that
-// share it. Where these are few, values are summed by vectors of values instead.
+// share it. Where these are few, vectors hold cells and values instead.
 #include "attention.h"
 #include "planner.h"
 #include "products.h"
@@ -15,8 +15,6 @@ namespace {
 constexpr int F32 = 0, F16 = 1, Q8_0 = 8;
 constexpr size_t BLOCK_BYTES = 34;  // of Q8_0, for 32 values
 constexpr size_t ALIGNMENT = 64;
-constexpr int EVEN = 8;  // shares of a thread, of which one more or less hardly counts
-constexpr int64_t SCORE_BYTES = 2 << 20;  // of tiles that are computed together, if there are several
 
 const AttentionKernels * kernels[EDGESPEC_ISA_COUNT];
 
@@ -28,8 +26,7 @@ int64_t share(int64_t count, int ith, int nth) { return count * ith / nth; }
 struct Plan {
     int64_t k_size, v_size, n_cells, n_blocks, rows, masks, heads, streams, group, tiles_of_head, n_tiles;
     size_t rows_seen;  // for all slots
-    size_t scores, queries, query_scales, sums, totals, seen, per_slot;  // of a tile
-    size_t converted, keys, key_scales, per_thread;
+    size_t scores, queries, sums, totals, converted, turned, seen, per_slot;
 
     explicit Plan(const Tensor * op) {
         const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2];
@@ -46,36 +43,14 @@ struct Plan {
             at += aligned(bytes);
             return begin;
         };
-        scores = take(n_blocks * CELLS * LANES * sizeof(float));
-        queries = take(padded_size(k_size) * LANES * sizeof(int16_t));
-        query_scales = take(LANES * sizeof(float));
+        scores = take(padded_cells(n_cells) * LANES * sizeof(float));
+        queries = take(k_size * LANES * sizeof(float));
         sums = take(v_size * LANES * sizeof(float));
         totals = take(LANES * sizeof(float));
+        converted = take(CELLS * (k_size > v_size ? k_size : v_size) * sizeof(float));
+        turned = take(k_size * LANES * sizeof(float));
         seen = take(n_blocks);
         per_slot = at;
-        at = company() * per_slot;
-        const int64_t turned = padded_size(k_size) * LANES, values = CELLS * v_size;
-        converted = take((turned > values ? turned : values) * sizeof(float));
-        keys = take(CELLS * padded_size(k_size) * sizeof(int16_t));
-        key_scales = take(CELLS * sizeof(float));
-        per_thread = at;
-    }
-
-    // The most tiles of a head that a thread computes together.
-    int64_t company() const {
-        int64_t most = SCORE_BYTES / (n_blocks * CELLS * LANES * (int64_t) sizeof(float));
-        most = most < 1 ? 1 : most > COMPANY ? COMPANY : most;
-        return tiles_of_head < most ? tiles_of_head : most;
-    }
-
-    // How many tiles of a head are computed together: as many as leave all threads an even share.
-    int64_t company_for(int nth) const {
-        int64_t size = company();
-        for (; size > 1; size--) {
-            const int64_t count = (tiles_of_head + size - 1) / size * heads * streams;
-            if (count % nth == 0 || count >= EVEN * nth) break;
-        }
-        return size;
     }
 
     // Finds out which cells each row sees, once for all heads: this thread's share of the rows.
@@ -88,8 +63,8 @@ struct Plan {
         }
     }
 
-    // Tile `number`, with the work memory of a slot and of a thread.
-    Tile tile(const Tensor * op, int64_t number, const char * found, char * slot, char * own) const {
+    // Tile `number`, with the work memory of a slot.
+    Tile tile(const Tensor * op, int64_t number, const char * found, char * slot) const {
         const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3], *sinks = op->src[4];
         const int64_t head = number / tiles_of_head % heads, stream = number / tiles_of_head / heads;
         Tile t{};
@@ -114,11 +89,10 @@ struct Plan {
         // The result has heads before rows.
         t.result = op->data + (stream * rows * op->ne[1] + first_head) * op->nb[1];
         t.result_row = op->ne[1] * op->nb[1], t.result_head = op->nb[1];
-        t.scores = (float *) (slot + scores);
-        t.queries_packed = slot + queries, t.query_scales = (float *) (slot + query_scales);
+        t.scores = (float *) (slot + scores), t.queries_turned = (float *) (slot + queries);
         t.sums = (float *) (slot + sums), t.totals = (float *) (slot + totals);
+        t.converted = (float *) (slot + converted), t.keys_turned = (float *) (slot + turned);
         t.seen = (uint8_t *) (slot + seen);
-        t.converted = (float *) (own + converted), t.keys_packed = own + keys, t.key_scales = (float *) (own + key_scales);
         return t;
     }
 };
@@ -127,7 +101,7 @@ class Attention : public TensorTraits {
   public:
     bool work_size(int n_threads, const Tensor * op, size_t & size) override {
         const Plan plan(op);
-        size = 2 * ALIGNMENT + plan.rows_seen + n_threads * plan.per_thread;
+        size = 2 * ALIGNMENT + plan.rows_seen + n_threads * plan.per_slot;
         return true;
     }
 
@@ -139,57 +113,45 @@ class Attention : public TensorTraits {
         char * found = work + ALIGNMENT;
         char * slots = found + plan.rows_seen;
         plan.see(op, run, found, params->ith, params->nth);
-        char * own = slots + params->ith * plan.per_thread;
         if (plan.n_tiles >= params->nth) {
             if (params->ith == 0) new (next) std::atomic<int64_t>(0);
             wait_for_all(params);
-            const int64_t company = plan.company_for(params->nth), of_head = (plan.tiles_of_head + company - 1) / company;
-            for (int64_t n; (n = next->fetch_add(1, std::memory_order_relaxed)) < of_head * plan.heads * plan.streams;) {
-                const int64_t first = n % of_head * company, left = plan.tiles_of_head - first;
-                const int count = (int) (left < company ? left : company);
-                Tile tiles[COMPANY];
-                for (int i = 0; i < count; i++) {
-                    const int64_t number = n / of_head * plan.tiles_of_head + first + i;
-                    tiles[i] = plan.tile(op, number, found, own + i * plan.per_slot, own);
-                    run.begin(tiles[i]);
-                }
-                run.score(tiles, count, 0, plan.n_cells);
-                for (int i = 0; i < count; i++) run.soften(tiles[i]);
-                run.sum(tiles, count, 0, plan.v_size);
-                for (int i = 0; i < count; i++) run.end(tiles[i]);
+            for (int64_t n; (n = next->fetch_add(1, std::memory_order_relaxed)) < plan.n_tiles;) {
+                const Tile t = plan.tile(op, n, found, slots + params->ith * plan.per_slot);
+                run.begin(t);
+                run.score(t, 0, plan.n_cells);
+                run.soften(t);
+                run.sum(t, 0, plan.v_size);
+                run.end(t);
             }
             return true;
         }
         // Fewer tiles than threads: all threads share each.
+        char * own = slots + params->ith * plan.per_slot;
         const auto mine = [&](int64_t n) { return n % params->nth == params->ith; };
-        const auto tile = [&](int64_t n) { return plan.tile(op, n, found, slots + n * plan.per_thread, own); };
-        // Calls f with tiles of a head.
-        const auto each_company = [&](auto && f) {
-            Tile tiles[COMPANY];
-            for (int64_t n = 0, count; n < plan.n_tiles; n += count) {
-                const int64_t left = plan.tiles_of_head - n % plan.tiles_of_head;
-                count = left < COMPANY ? left : COMPANY;
-                for (int64_t i = 0; i < count; i++) tiles[i] = tile(n + i);
-                f(tiles, (int) count);
-            }
+        const auto tile = [&](int64_t n) {
+            Tile t = plan.tile(op, n, found, slots + n * plan.per_slot);
+            t.converted = (float *) (own + plan.converted), t.keys_turned = (float *) (own + plan.turned);
+            return t;
         };
         for (int64_t n = 0; n < plan.n_tiles; n++)
             if (mine(n)) run.begin(tile(n));
         wait_for_all(params);
-        const int64_t end = share(plan.n_blocks, params->ith + 1, params->nth) * CELLS;
-        each_company([&](const Tile * tiles, int count) {
-            run.score(tiles, count, share(plan.n_blocks, params->ith, params->nth) * CELLS,
-                      end < plan.n_cells ? end : plan.n_cells);
-        });
+        const int64_t vectors = plan.v_size / LANES;
+        for (int64_t n = 0; n < plan.n_tiles; n++) {
+            const int64_t last = share(plan.n_blocks, params->ith + 1, params->nth) * CELLS;
+            run.score(tile(n), share(plan.n_blocks, params->ith, params->nth) * CELLS, last < plan.n_cells ? last : plan.n_cells);
+        }
         wait_for_all(params);
         for (int64_t n = 0; n < plan.n_tiles; n++)
             if (mine(n)) run.soften(tile(n));
         wait_for_all(params);
-        const int64_t vectors = plan.v_size / LANES;
-        const int64_t value0 = share(vectors, params->ith, params->nth) * LANES;
-        const int64_t value1 = share(vectors, params->ith + 1, params->nth) * LANES;
-        if (value0 < value1)
-            each_company([&](const Tile * tiles, int count) { run.sum(tiles, count, value0, value1); });
+        for (int64_t n = 0; n < plan.n_tiles; n++) {
+            const Tile t = tile(n);
+            const int64_t first = share(vectors, params->ith, params->nth) * LANES;
+            const int64_t last = share(vectors, params->ith + 1, params->nth) * LANES;
+            if (first < last) run.sum(t, first, last);
+        }
         wait_for_all(params);
         for (int64_t n = 0; n < plan.n_tiles; n++)
             if (mine(n)) run.end(tile(n));

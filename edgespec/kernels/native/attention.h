@@ -14,11 +14,12 @@ void wait_for_all(const ComputeParams * params);
 // Queries that share the keys and values of a head: as many as fit into one vector, from several rows of a pass and
 // the heads of a group.
 constexpr int LANES = 16;
-constexpr int CELLS = 32;   // that are converted and skipped together
-constexpr int COMPANY = 4;  // tiles for which cells are converted once
+constexpr int CELLS = 32;  // that are converted and skipped together
 
-// Values of a query or key with those up to a multiple of what instructions take at once.
-constexpr int64_t padded_size(int64_t size) { return (size + 63) / 64 * 64; }
+// In an anonymous namespace, as each file that includes this is compiled for another instruction set.
+namespace {
+inline int64_t padded_cells(int64_t cells) { return (cells + LANES - 1) / LANES * LANES; }
+}  // namespace
 
 // Who sees some cells?
 enum Seen : uint8_t { SEEN_BY_NONE, SEEN_BY_ALL, SEEN_BY_SOME };
@@ -40,27 +41,23 @@ struct Tile {
     const float * sinks;               // of the group's heads; null if there are none
     char * result;                     // of row 0 and the group's first head
     size_t result_row, result_head;    // bytes
-    // Work memory of the tile.
-    float * scores;                    // [n_blocks * CELLS][LANES]
-    char * queries_packed;             // in 16 bits
-    float * query_scales;              // [LANES]
+    // Work memory.
+    float * scores;                    // [n_cells][LANES], or of few queries [LANES][padded_cells(n_cells)]
+    float * queries_turned;            // [k_size][LANES]
     float * sums;                      // [v_size][LANES], or of few queries [LANES][v_size]
     float * totals;                    // [LANES]
+    float * converted;                 // [CELLS][the greater size]
+    float * keys_turned;               // [k_size][LANES]: of LANES cells, where queries are few
     uint8_t * seen;                    // [n_blocks]: which cells the tile's rows see
-    // Work memory of the thread.
-    float * converted;                 // [CELLS][v_size], or [padded_size(k_size)][LANES]
-    char * keys_packed;                // of CELLS cells in 16 bits
-    float * key_scales;                // [CELLS]
 };
 
-// The steps of a tile, and of up to COMPANY tiles of a head where they read cells. Each may be divided: scores by cells
-// (multiples of CELLS), sums by values (multiples of LANES).
+// The steps of a tile. Each may be divided: scores by cells (multiples of CELLS), sums by values (multiples of LANES).
 struct AttentionKernels {
     void (*see)(const uint16_t * mask, int64_t n_cells, uint8_t * seen);  // of a row
     void (*begin)(const Tile &);
-    void (*score)(const Tile *, int n_tiles, int64_t cell0, int64_t cell1);
+    void (*score)(const Tile &, int64_t cell0, int64_t cell1);
     void (*soften)(const Tile &);
-    void (*sum)(const Tile *, int n_tiles, int64_t value0, int64_t value1);
+    void (*sum)(const Tile &, int64_t value0, int64_t value1);
     void (*end)(const Tile &);
 };
 

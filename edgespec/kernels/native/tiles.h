@@ -30,15 +30,14 @@ struct EmulatedTiles {
         for (int r = 0; r < config.rows[tile]; r++)
             memcpy((uint8_t *) to + r * stride, data[tile][r], config.row_bytes[tile]);
     }
-    void multiply(int to, int a, int b, bool is_signed, bool first_signed = true) {
+    void multiply(int to, int a, int b, bool is_signed) {
         for (int m = 0; m < config.rows[to]; m++)
             for (int n = 0; n < config.row_bytes[to] / 4; n++) {
                 int32_t sum;
                 memcpy(&sum, data[to][m] + n * 4, 4);
                 for (int k = 0; k < config.row_bytes[a]; k++) {
                     const uint8_t weight = data[b][k / 4][n * 4 + k % 4];
-                    const int first = first_signed ? (int8_t) data[a][m][k] : (int) data[a][m][k];
-                    sum += first * (is_signed ? (int8_t) weight : (int) weight);
+                    sum += (int8_t) data[a][m][k] * (is_signed ? (int8_t) weight : (int) weight);
                 }
                 memcpy(data[to][m] + n * 4, &sum, 4);
             }
@@ -51,8 +50,6 @@ inline thread_local EmulatedTiles emulated;
 #define TILE_ZERO(tile) memset(emulated.data[tile], 0, sizeof emulated.data[tile])
 #define TILE_SIGNED(to, a, b) emulated.multiply(to, a, b, true)     // signed activations, signed weights
 #define TILE_UNSIGNED(to, a, b) emulated.multiply(to, a, b, false)  // signed activations, unsigned weights
-#define TILE_FIRST_UNSIGNED(to, a, b) emulated.multiply(to, a, b, true, false)
-#define TILE_BOTH_UNSIGNED(to, a, b) emulated.multiply(to, a, b, false, false)
 inline void store_config(TileConfig * config) { *config = emulated.config; }
 inline void load_config(const TileConfig * config) { emulated.config = *config; }
 inline void release_tiles() {}
@@ -69,8 +66,6 @@ inline void release_tiles() {}
 #define TILE_ZERO(tile) _tile_zero(tile)
 #define TILE_SIGNED(to, a, b) _tile_dpbssd(to, a, b)
 #define TILE_UNSIGNED(to, a, b) _tile_dpbsud(to, a, b)
-#define TILE_FIRST_UNSIGNED(to, a, b) _tile_dpbusd(to, a, b)
-#define TILE_BOTH_UNSIGNED(to, a, b) _tile_dpbuud(to, a, b)
 inline void store_config(TileConfig * config) {
     _tile_storeconfig(config);
     ANYTHING_MAY_HAPPEN_TO(config);

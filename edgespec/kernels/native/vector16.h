@@ -1,10 +1,7 @@
-// Sixteen floats or 32-bit integers, and the operations on them that attention and F32 products need. Each is exact, or the
-// same IEEE operation on every processor, so what is computed with them is the same in every bit.
-//
-// Pairs are sixteen pairs of 16-bit integers: of two vectors' integers, the first's and the second's of each lane.
+// Sixteen floats, and the operations on them that attention and F32 products need. Each is the same IEEE operation on every
+// processor, so what is computed with them is the same in every bit.
 #pragma once
 #include <cstdint>
-#include <cstring>
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -20,7 +17,7 @@ namespace {
 #if defined(__AVX512F__)
 struct V16 {
     __m512 v;
-    static constexpr int GROUP = 8, TILES = 2;  // so many of each fit into registers with what they are computed from
+    static constexpr int GROUP = 8;  // that fit into registers together with what they are computed from
     static V16 load(const float * p) { return {_mm512_loadu_ps(p)}; }
     static V16 of(float x) { return {_mm512_set1_ps(x)}; }
     static V16 halves(const uint16_t * p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) p))}; }
@@ -36,7 +33,6 @@ inline V16 mul(V16 a, V16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline V16 div(V16 a, V16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline V16 max(V16 a, V16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline V16 min(V16 a, V16 b) { return {_mm512_min_ps(a.v, b.v)}; }
-inline V16 root(V16 a) { return {_mm512_sqrt_ps(a.v)}; }
 // a where x >= bound, else b.
 inline V16 select(V16 x, V16 bound, V16 a, V16 b) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, bound.v, _CMP_GE_OQ), b.v, a.v)};
@@ -46,31 +42,10 @@ inline V16 scale_by_power(V16 a, V16 power) {
     const __m512i shifted = _mm512_slli_epi32(_mm512_castps_si512(power.v), 23);
     return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), shifted))};
 }
-struct V16I {
-    __m512i v;
-    static constexpr int GROUP = 16;
-    static constexpr bool PARTED = false;  // into vectors of which some can be left out
-    static V16I of(int32_t x) { return {_mm512_set1_epi32(x)}; }
-};
-inline V16I integers(V16 a) { return {_mm512_cvtps_epi32(a.v)}; }
-inline V16 floats(V16I a) { return {_mm512_cvtepi32_ps(a.v)}; }
-inline void store_shorts(V16I a, int16_t * p) { _mm256_storeu_si256((__m256i *) p, _mm512_cvtepi32_epi16(a.v)); }
-struct LanePairs {
-    __m512i v;
-    static LanePairs load(const char * p) { return {_mm512_loadu_si512(p)}; }
-};
-inline void store_pairs(V16I a, V16I b, char * p) {
-    _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaa, a.v, _mm512_slli_epi32(b.v, 16)));
-}
-template <bool> inline V16I add_pairs(V16I sums, LanePairs a, const int16_t * two) {
-    int32_t pair;
-    memcpy(&pair, two, sizeof pair);
-    return {_mm512_dpwssd_epi32(sums.v, a.v, _mm512_set1_epi32(pair))};
-}
 #elif defined(__AVX2__)
 struct V16 {
     __m256 a, b;
-    static constexpr int GROUP = 4, TILES = 1;
+    static constexpr int GROUP = 4;
     static V16 load(const float * p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
     static V16 of(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
     static V16 halves(const uint16_t * p) {
@@ -92,7 +67,6 @@ EDGESPEC_BOTH(div, _mm256_div_ps)
 EDGESPEC_BOTH(max, _mm256_max_ps)
 EDGESPEC_BOTH(min, _mm256_min_ps)
 #undef EDGESPEC_BOTH
-inline V16 root(V16 x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
 inline V16 fma(V16 x, V16 y, V16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 inline V16 select(V16 x, V16 bound, V16 a, V16 b) {
     return {_mm256_blendv_ps(b.a, a.a, _mm256_cmp_ps(x.a, bound.a, _CMP_GE_OQ)),
@@ -103,45 +77,10 @@ inline __m256 scale_by_power(__m256 a, __m256 power) {
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), shifted));
 }
 inline V16 scale_by_power(V16 a, V16 power) { return {scale_by_power(a.a, power.a), scale_by_power(a.b, power.b)}; }
-struct V16I {
-    __m256i a, b;
-    static constexpr int GROUP = 4;
-    static constexpr bool PARTED = true;
-    static V16I of(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-};
-inline V16I integers(V16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
-inline V16 floats(V16I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
-inline void store_shorts(V16I x, int16_t * p) {
-    _mm256_storeu_si256((__m256i *) p, _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8));
-}
-struct LanePairs {
-    __m256i a, b;
-    static LanePairs load(const char * p) {
-        return {_mm256_loadu_si256((const __m256i *) p), _mm256_loadu_si256((const __m256i *) p + 1)};
-    }
-};
-inline void store_pairs(V16I x, V16I y, char * p) {
-    _mm256_storeu_si256((__m256i *) p, _mm256_blend_epi16(x.a, _mm256_slli_epi32(y.a, 16), 0xaa));
-    _mm256_storeu_si256((__m256i *) p + 1, _mm256_blend_epi16(x.b, _mm256_slli_epi32(y.b, 16), 0xaa));
-}
-inline __m256i add_pairs(__m256i sums, __m256i x, __m256i y) {
-#ifdef __AVXVNNI__
-    return _mm256_dpwssd_avx_epi32(sums, x, y);
-#else
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(x, y));
-#endif
-}
-// For all lanes, or the first half.
-template <bool HALF> inline V16I add_pairs(V16I sums, LanePairs x, const int16_t * two) {
-    int32_t pair;
-    memcpy(&pair, two, sizeof pair);
-    const __m256i y = _mm256_set1_epi32(pair);
-    return {add_pairs(sums.a, x.a, y), HALF ? sums.b : add_pairs(sums.b, x.b, y)};
-}
 #elif defined(__ARM_NEON)
 struct V16 {
     float32x4_t v[4];
-    static constexpr int GROUP = 4, TILES = 1;
+    static constexpr int GROUP = 4;
     static V16 load(const float * p) { return {{vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}}; }
     static V16 of(float x) { return {{vdupq_n_f32(x), vdupq_n_f32(x), vdupq_n_f32(x), vdupq_n_f32(x)}}; }
     static V16 halves(const uint16_t * p) {
@@ -167,7 +106,6 @@ inline V16 mul(V16 a, V16 b) { return each([&](int i) { return vmulq_f32(a.v[i],
 inline V16 div(V16 a, V16 b) { return each([&](int i) { return vdivq_f32(a.v[i], b.v[i]); }); }
 inline V16 max(V16 a, V16 b) { return each([&](int i) { return vmaxq_f32(a.v[i], b.v[i]); }); }
 inline V16 min(V16 a, V16 b) { return each([&](int i) { return vminq_f32(a.v[i], b.v[i]); }); }
-inline V16 root(V16 a) { return each([&](int i) { return vsqrtq_f32(a.v[i]); }); }
 inline V16 select(V16 x, V16 bound, V16 a, V16 b) {
     return each([&](int i) { return vbslq_f32(vcgeq_f32(x.v[i], bound.v[i]), a.v[i], b.v[i]); });
 }
@@ -177,36 +115,7 @@ inline V16 scale_by_power(V16 a, V16 power) {
         return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a.v[i]), shifted));
     });
 }
-struct V16I {
-    int32x4_t v[4];
-    static constexpr int GROUP = 4;
-    static constexpr bool PARTED = true;
-    static V16I of(int32_t x) { return {{vdupq_n_s32(x), vdupq_n_s32(x), vdupq_n_s32(x), vdupq_n_s32(x)}}; }
-};
-template <typename F> inline V16I each_integer(F && f) { return {{f(0), f(1), f(2), f(3)}}; }
-inline V16I integers(V16 a) { return each_integer([&](int i) { return vcvtnq_s32_f32(a.v[i]); }); }
-inline V16 floats(V16I a) { return each([&](int i) { return vcvtq_f32_s32(a.v[i]); }); }
-inline void store_shorts(V16I a, int16_t * p) {
-    for (int i = 0; i < 4; i++) vst1_s16(p + 4 * i, vmovn_s32(a.v[i]));
-}
-struct LanePairs {  // kept apart: the first of all lanes, and the second
-    int16x4_t first[4], second[4];
-    static LanePairs load(const char * p) {
-        LanePairs r;
-        const auto * from = (const int16_t *) p;
-        for (int i = 0; i < 4; i++) r.first[i] = vld1_s16(from + 4 * i), r.second[i] = vld1_s16(from + 16 + 4 * i);
-        return r;
-    }
-};
-inline void store_pairs(V16I a, V16I b, char * p) { store_shorts(a, (int16_t *) p), store_shorts(b, (int16_t *) p + 16); }
-template <bool HALF> inline V16I add_pairs(V16I sums, LanePairs a, const int16_t * two) {
-    return each_integer([&](int i) {
-        return HALF && i >= 2 ? sums.v[i] : vmlal_n_s16(vmlal_n_s16(sums.v[i], a.first[i], two[0]), a.second[i], two[1]);
-    });
-}
 #endif
-
-constexpr int PAIRS_BYTES = 64;
 
 #if defined(__AVX2__)
 // Transposes 8 x 8 floats.

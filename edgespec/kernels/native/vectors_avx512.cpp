@@ -4,6 +4,6 @@
 
 namespace {
 const int ISAS[] = {EDGESPEC_AVX512_VNNI, EDGESPEC_AMX};
-const bool ADDED = (edgespec::add_attention(edgespec::KERNELS<edgespec::Pairs>, ISAS, 1),
+const bool ADDED = (edgespec::add_attention(edgespec::KERNELS, ISAS, 2),
                     edgespec::add_float_kernel(edgespec::multiply_floats, ISAS, 2), true);
 }  // namespace

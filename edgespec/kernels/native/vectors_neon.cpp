@@ -4,6 +4,6 @@
 
 namespace {
 const int ISAS[] = {EDGESPEC_NEON_DOTPROD, EDGESPEC_NEON_I8MM};
-const bool ADDED = (edgespec::add_attention(edgespec::KERNELS<edgespec::Pairs>, ISAS, 2),
+const bool ADDED = (edgespec::add_attention(edgespec::KERNELS, ISAS, 2),
                     edgespec::add_float_kernel(edgespec::multiply_floats, ISAS, 2), true);
 }  // namespace
