@@ -36,8 +36,15 @@ class HelpCommand(TyperCommand):
         formatter.write(page(self, ctx, _columns()))
 
 
+_OTHER_NAMES = {"rm": "remove", "remove": "rm", "ls": "list"}
+
+
 class HelpGroup(TyperGroup):
-    """A group of commands with such a page."""
+    """A group of commands with such a page, which can be called by names from elsewhere, too."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        return found or super().get_command(ctx, _OTHER_NAMES.get(cmd_name, cmd_name))
 
     def overview(self) -> Iterable[tuple[str, str, str | None]]:
         """The name, summary and heading of each command."""

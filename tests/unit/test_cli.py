@@ -86,6 +86,13 @@ def test_list_asks_nothing_of_the_network_or_of_models() -> None:
     assert found.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize("words", [["models", "ls"], ["sessions", "ls"]])
+def test_commands_have_their_names_from_elsewhere(words: list[str]) -> None:
+    assert main(words) == 0
+    for other, own in ([["models", "rm"], "models remove"], [["sessions", "remove"], "sessions rm"]):
+        assert main([*other, "--help"]) == 0, own
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr() == (f"edgespec {edgespec.__version__}\n", "")
