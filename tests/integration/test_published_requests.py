@@ -48,6 +48,11 @@ _REASONS = "|".join(
         "must be a JSON schema",
         "The prompt is empty",
         "The input has no messages",
+        "cannot be enforced",
+        "must be a time",
+        "is not kept|are not stored|is referred to twice",
+        "cannot fill in the middle",
+        "whose form is given|have no other form",
     ]
 )
 

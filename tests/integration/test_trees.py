@@ -111,7 +111,7 @@ class _Watched(AcceptanceModel):
 
 def test_every_accepted_token_is_evidence_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     watched = _Watched(CalibratedAcceptance(TableStore(), "greedy"))
-    policy = TreePolicy("watched", ExpansionPolicy(watched), ExpansionPolicy())
+    policy = TreePolicy("watched", TableStore(), ExpansionPolicy(watched), ExpansionPolicy())
     monkeypatch.setattr(engine.speculator, "policy", policy)
     engine.target.rewind(0)
     answer = engine.generate("Write a story.", CONFIGS[0])
@@ -125,7 +125,7 @@ def test_every_accepted_token_is_evidence_once(engine: Engine, monkeypatch: pyte
 def test_what_a_person_types_is_no_evidence(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next prompt continues just as the drafter expects the target to."""
     watched = _Watched(CalibratedAcceptance(TableStore(), "greedy"))
-    policy = TreePolicy("watched", ExpansionPolicy(watched), ExpansionPolicy())
+    policy = TreePolicy("watched", TableStore(), ExpansionPolicy(watched), ExpansionPolicy())
     monkeypatch.setattr(engine.speculator, "policy", policy)
     prompt = engine.encoder.encode(PROMPT)
     answer = engine.generate(prompt, CONFIGS[0].with_(max_tokens=12))

@@ -241,6 +241,8 @@ class FakeState:
 class FakeCache:
     """The place of a text in the cache of a fake target."""
 
+    max_paths = 1 << 20
+
     def __init__(self, length: int = 0) -> None:
         self.length = length
 

@@ -227,8 +227,8 @@ def serve(
             terminal.note(f"Base URLs: OpenAI {address}/v1, Ollama {address}.")
         else:
             terminal.note(f"Serving {model} at {address}/v1; chat at {address}. Ctrl-C ends it.")
-            terminal.note(f"Base URLs: OpenAI {address}/v1, Anthropic {address}, Ollama {address}.")
-            terminal.note(f"Context: {loading.model.context:,} tokens, prompt plus answer.")
+            context = f"Context: {loading.model.context:,} tokens."
+            terminal.note(f"Base URLs: OpenAI {address}/v1, Anthropic {address}, Ollama {address}. {context}")
         if others:
             terminal.note(f"Also at {', '.join(others)}.")
         if not can_chat:
