@@ -49,6 +49,16 @@ def asked(server: Running, path: str, **more: Any) -> Any:
     return answer
 
 
+def streamed(server: Running, path: str, body: dict[str, Any]) -> list[Any]:
+    """The events of an answer that is streamed."""
+    with server.connect() as client:
+        client.send(path, body | {"stream": True})
+        stream = http.client.HTTPResponse(client.socket)
+        stream.begin()
+        lines = stream.read().decode().split("\n")
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
 def schema_of(argument: Any, **more: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {"a": argument}, "required": ["a"], **more}
 
@@ -445,12 +455,8 @@ def test_functions_are_called_as_before_there_were_tools(server: Running) -> Non
     assert choice["finish_reason"] == "function_call"
     assert choice["message"]["function_call"]["name"] == "f"
     assert json.loads(choice["message"]["function_call"]["arguments"]) == {"a": "yes"}
-    with server.connect() as client:
-        client.send(CHAT, SHORT[CHAT] | settings | {"stream": True})
-        stream = http.client.HTTPResponse(client.socket)
-        stream.begin()
-        lines = [line[6:] for line in stream.read().decode().split("\n") if line.startswith("data: {")]
-    deltas = [json.loads(line)["choices"][0]["delta"] for line in lines]
+    events = streamed(server, CHAT, SHORT[CHAT] | settings)
+    deltas = [event["choices"][0]["delta"] for event in events]
     calls = [delta["function_call"] for delta in deltas if "function_call" in delta]
     assert json.loads("".join(call["arguments"] for call in calls)) == {"a": "yes"}
     result = {"role": "function", "name": "f", "content": "1"}
@@ -484,13 +490,7 @@ def test_paths_of_llama_cpps_server(server: Running) -> None:
     assert (status, answer["stop_type"], answer["tokens_predicted"]) == (200, "limit", 3)
     assert answer["content"] == asked(server, TEXT, prompt="Tea is", max_tokens=3)["choices"][0]["text"]
     assert answer["tokens_evaluated"] == answer["timings"]["prompt_n"] + answer["timings"]["cache_n"]
-    with server.connect() as client:
-        client.send(path, {"prompt": "Tea is", "n_predict": 3, "stream": True})
-        stream = http.client.HTTPResponse(client.socket)
-        stream.begin()
-        events = [
-            json.loads(line[6:]) for line in stream.read().decode().split("\n") if line.startswith("data: {")
-        ]
+    events = streamed(server, path, {"prompt": "Tea is", "n_predict": 3})
     assert "".join(event["content"] for event in events) == answer["content"]
     assert [event["stop"] for event in events][-2:] == [False, True]
     assert server.post(path, {"prompt": ["a", "b"]})[0] == 400
