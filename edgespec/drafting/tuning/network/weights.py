@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from edgespec.drafting.tuning.network.shape import NetworkShape, shape_of
 from edgespec.errors import BackendError, ModelFileError
+from edgespec.llama.build import quantization_name
 from edgespec.llama.quantize import QUANTIZATIONS
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
@@ -90,9 +91,7 @@ def matrix_kinds(header: GGUFHeader) -> dict[str, str]:
 
 def quantization_of(header: GGUFHeader) -> str:
     """The quantization that a file says to have, if one can be made; otherwise Q4_0."""
-    number = header.metadata.get("general.file_type")
-    names = {int(kind): kind.name.removeprefix("MOSTLY_").lower() for kind in gguf.LlamaFileType}
-    name = names.get(number, "") if isinstance(number, int) else ""
+    name = quantization_name(header).lower()
     return name if name in QUANTIZATIONS else _FALLBACK
 
 
