@@ -16,7 +16,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 from filelock import FileLock
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 import edgespec
 from edgespec.kernels import setting as kernels_setting
@@ -26,8 +26,14 @@ from edgespec.llama.quantize import KEEP, make_drafter
 from edgespec.models.gguf.synthesis.widen import widen
 from tests.tiers import QUICK, THOROUGH
 
-settings.register_profile(QUICK, max_examples=25, deadline=None)
-settings.register_profile(THOROUGH, deadline=None)
+settings.register_profile(
+    QUICK,
+    max_examples=25,
+    deadline=None,
+    derandomize=True,  # a run that passed passes again; the thorough profile tries new examples each time
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(THOROUGH, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(QUICK)  # before tests are collected; --hypothesis-profile loads another one
 
 # Before any test moves the user folders. Kept between runs, because the files take seconds to make.

@@ -127,11 +127,7 @@ class Speculator:
 
     def _new_sizer(self, *, fixed: TreeLimits | None) -> Sizer:
         """Return the sizer of trees: always `fixed`, or by measured cost."""
-        return (
-            FixedSizer(fixed)
-            if fixed
-            else AdaptiveSizer(self.limits, self.costs, self._first_nodes, self.policy.store)
-        )
+        return FixedSizer(fixed) if fixed else AdaptiveSizer(self.limits, self.costs, self._first_nodes)
 
     def forget_texts(self) -> None:
         """Forget what was learned and kept of texts so far, in this process and not on disk."""

@@ -42,6 +42,10 @@ class OnlineCostCurve:
         """Nodes that cost nothing."""
         return self._curve.knee()
 
+    def at(self, nodes: int) -> float:
+        """Seconds that a pass of so many nodes is expected to take."""
+        return self._curve.at(nodes)
+
     def nodes_within(self, nodes: int, more_s: float) -> int:
         """The maximum nodes of a pass that takes no more than these seconds longer than one of `nodes`."""
         longest = self._curve.at(nodes) + more_s
@@ -87,6 +91,9 @@ class DecayedLinearFit:
         if spread < self._n:
             return None
         return max((self._n * self._xy - self._x * self._y) / spread, 0.0)
+
+    def at(self, nodes: int) -> None:
+        """Return nothing: a line says too little of one pass."""
 
     def nodes_within(self, nodes: int, more_s: float) -> int:
         """Return no limit: a line says too little of passes that are a little longer."""

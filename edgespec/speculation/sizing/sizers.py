@@ -18,13 +18,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from edgespec.costs.pass_time import RoundCosts, even_draft_seconds
 from edgespec.costs.yields import BUDGETS, USUAL_AGREEMENT, TreeYields, expected_chain_yields, expected_yields
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.learning.tables import TableStore
 from edgespec.speculation.sizing.running_costs import DecayedLinearFit, OnlineCostCurve, ReadAhead, StepCosts
 
 FIRST_BUDGET = 16  # before anything is known
@@ -36,11 +33,11 @@ _MAX_AGREEMENT = 0.9  # a drafter that would not pay with this is not tried
 _LEAST_GAIN = 1.05  # in times the speed of plain decoding, for which one is tried
 _PRIOR_ROUNDS = 2.0  # weight of what is expected of rounds, before there are any
 _MAX_GAIN = 0.9  # upper limit of the gain demanded of a step: the first shows whether drafting pays
-_FIRST_STAKE = 2.0  # time that drafting may lose with a pair that nothing is known of, in plain passes
-_LEAST_KEPT, _MOST_KEPT = 0.65, 4.0  # limits of that time with a pair that was used before
-_STAKE = "drafting stake"  # its table
+_FIRST_STAKE = 1.5  # time that drafting may lose before it has gained some, in plain passes
 _MAX_STAKE = 8.0  # most time that it may lose, however much it has gained, in plain passes
 _STEP_SHARE = 0.2  # share of it that further draft steps may cost, and further nodes
+_LEAST_TREE = 4  # nodes that may cost all of it
+_DOUBT = 0.5  # time that rounds took more than expected, from which a plain pass is measured, in plain passes
 _STAKE_SHARE = 0.012  # of all time that it may lose in the long run
 
 
@@ -80,19 +77,12 @@ class AdaptiveSizer:
         most: limits that no tree may exceed.
         costs: measured times of passes and draft steps; None learns them while decoding.
         first: nodes of the first tree, where costs are learned while decoding.
-        store: where the stake of the pair is kept from one run to the next.
 
     Attributes:
         most: the same.
     """
 
-    def __init__(
-        self,
-        most: TreeLimits,
-        costs: RoundCosts | None = None,
-        first: int = FIRST_BUDGET,
-        store: TableStore | None = None,
-    ) -> None:
+    def __init__(self, most: TreeLimits, costs: RoundCosts | None = None, first: int = FIRST_BUDGET) -> None:
         self.most = most
         self._first = first
         self._costs = costs
@@ -101,9 +91,6 @@ class AdaptiveSizer:
         self._ahead = ReadAhead()
         self._usual = _expected_round(costs, most, USUAL_AGREEMENT) if costs else None
         self._is_hopeless = costs is not None and _cannot_pay(costs, most)
-        self._store = store or TableStore()
-        kept = self._store.get(_STAKE, (1,))
-        self._stake = _FIRST_STAKE if kept is None else min(max(float(kept[0]), _LEAST_KEPT), _MOST_KEPT)
         self._estimates: dict[int, _SpeedupEstimate] = {}
         self._expected = self._kept = 0.0  # fading sums of tokens
 
@@ -120,8 +107,11 @@ class AdaptiveSizer:
             return replace(self.most, budget=sequences)
         hidden_s, step_s = self._ahead.seconds, self._steps.step_s
         stake_s = estimate.stake_s - max(step_s - hidden_s, 0.0)  # what is left for further nodes and steps
-        within = self._cost.nodes_within(sequences, _STEP_SHARE * max(stake_s, 0.0))
-        if stake_s < 0 or within <= sequences or (self._is_hopeless and not hidden_s):
+        within = max(
+            self._cost.nodes_within(sequences, _STEP_SHARE * max(stake_s, 0.0)),
+            min(self._cost.nodes_within(sequences, max(stake_s, 0.0)), _LEAST_TREE * sequences),
+        )
+        if estimate.is_in_doubt or stake_s < 0 or within <= sequences or (self._is_hopeless and not hidden_s):
             return replace(self.most, budget=sequences)
         per_node = self._cost.slope
         if per_node is None:
@@ -153,6 +143,7 @@ class AdaptiveSizer:
         # Draft steps that are counted have a cost of their own; others are part of the nodes' cost.
         rows, draft_s = record.nodes + other_rows, record.draft_s if record.draft_steps else 0.0
         pass_s = record.recurring_s - draft_s
+        expected_s = self._cost.at(rows)
         self._cost.add(rows, pass_s)
         if record.draft_steps:
             self._steps.add(record)
@@ -164,17 +155,14 @@ class AdaptiveSizer:
             estimate = self._estimate(sequences)
             if record.nodes > sequences:
                 pass_s = self._cost.undisturbed(rows, pass_s)
-            estimate.add(record, sequences, pass_s + draft_s)
-            if sequences == 1:
-                self._store.put(_STAKE, np.array([estimate.stake]))
+            estimate.add(record, sequences, pass_s + draft_s, pass_s - (expected_s or pass_s))
 
     def _estimate(self, sequences: int) -> _SpeedupEstimate:
         """The estimate of drafting for about as many sequences."""
         kind = sequences.bit_length()
         if kind not in self._estimates:
             baseline_pass_s = self._costs.verify.at(sequences) if self._costs else None
-            usual, stake = (self._usual, self._stake) if sequences == 1 else (None, _FIRST_STAKE)
-            self._estimates[kind] = _SpeedupEstimate(baseline_pass_s, usual, stake)
+            self._estimates[kind] = _SpeedupEstimate(baseline_pass_s, self._usual if sequences == 1 else None)
         return self._estimates[kind]
 
 
@@ -248,12 +236,12 @@ class _SpeedupEstimate:
 
     Attributes:
         baseline_pass_s: seconds of a pass without drafted nodes; None before the first.
-        stake: in plain passes.
     """
 
-    def __init__(self, baseline_pass_s: float | None, usual: _Round | None, stake: float) -> None:
+    def __init__(self, baseline_pass_s: float | None, usual: _Round | None) -> None:
         self.baseline_pass_s = baseline_pass_s
-        self.stake = stake
+        self._stake = _FIRST_STAKE  # in plain passes
+        self._surplus_s = self._expected_s = 0.0  # of rounds since the last plain pass
         self._rounds = 0
         self._weight = _PRIOR_ROUNDS if usual else 0.0
         self._seconds = usual.seconds if usual else 0.0  # running means of rounds with drafts
@@ -262,7 +250,7 @@ class _SpeedupEstimate:
     @property
     def stake_s(self) -> float:
         """Seconds that the next round may lose if no drafted token is accepted."""
-        return self.stake * (self.baseline_pass_s or 0.0)
+        return self._stake * (self.baseline_pass_s or 0.0)
 
     def token_s(self, sequences: int) -> float:
         """Seconds a token takes, by the better of both ways."""
@@ -271,17 +259,22 @@ class _SpeedupEstimate:
         unknown = not self._weight or (self._weight == self._rounds < _MIN_ROUNDS)
         return plain if unknown else min(plain, self._seconds / self._tokens)
 
-    def add(self, record: PassRecord, sequences: int, drafted_s: float) -> None:
+    @property
+    def is_in_doubt(self) -> bool:
+        """True if rounds took longer than expected, and a plain pass has to show whether all passes do."""
+        return self._surplus_s > _DOUBT * (self.baseline_pass_s or math.inf)
+
+    def add(self, record: PassRecord, sequences: int, drafted_s: float, surplus_s: float) -> None:
         """Learn from a round.
 
         Args:
             drafted_s: its seconds, without what was spent on reading tokens that were new to the drafter, and
                 without what other programs took.
+            surplus_s: how much longer than expected its pass took.
         """
         seconds = record.recurring_s
         if record.nodes == sequences:
-            # The shortest pass is the least disturbed by other programs; passes slow down only gradually.
-            self.baseline_pass_s = min(record.target_s, 1.05 * (self.baseline_pass_s or math.inf))
+            self._measure_baseline(record.target_s)
         if not self.baseline_pass_s:
             return
         gained = _STAKE_SHARE * seconds / self.baseline_pass_s
@@ -292,5 +285,21 @@ class _SpeedupEstimate:
             weight = max(1 / self._weight, 1 - _MEMORY)
             self._seconds += weight * (drafted_s - self._seconds)
             self._tokens += weight * (tokens - self._tokens)
-            gained += tokens / sequences - drafted_s / self.baseline_pass_s
-        self.stake = min(self.stake + gained, _MAX_STAKE)
+            surplus_s = max(surplus_s, -self._surplus_s)
+            self._surplus_s += surplus_s
+            self._expected_s += drafted_s - surplus_s
+            gained += tokens / sequences - (drafted_s - surplus_s) / self.baseline_pass_s
+        self._stake = min(self._stake + gained, _MAX_STAKE)
+
+    def _measure_baseline(self, seconds: float) -> None:
+        """Learn from a plain pass, and charge the rounds before it with what they took more than it did."""
+        known = self.baseline_pass_s
+        if known:
+            slower = 1 + self._surplus_s / self._expected_s if self._expected_s else 1.0
+            # The shortest pass is the least disturbed by other programs; passes slow down only gradually,
+            # or as the rounds before them did.
+            seconds = min(seconds, max(slower, 1.05) * known)
+            explained_s = max(seconds / known - 1, 0.0) * self._expected_s
+            self._stake -= max(self._surplus_s - explained_s, 0.0) / known
+        self._surplus_s = self._expected_s = 0.0
+        self.baseline_pass_s = seconds
