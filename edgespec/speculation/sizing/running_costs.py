@@ -42,8 +42,8 @@ class OnlineCostCurve:
         """Nodes that cost nothing."""
         return self._curve.knee()
 
-    def at(self, nodes: int) -> float:
-        """Seconds that a pass of so many nodes is expected to take."""
+    def expected(self, nodes: int) -> float:
+        """Seconds that a pass of so many nodes takes."""
         return self._curve.at(nodes)
 
     def nodes_within(self, nodes: int, more_s: float) -> int:
@@ -92,7 +92,7 @@ class DecayedLinearFit:
             return None
         return max((self._n * self._xy - self._x * self._y) / spread, 0.0)
 
-    def at(self, nodes: int) -> None:
+    def expected(self, nodes: int) -> None:
         """Return nothing: a line says too little of one pass."""
 
     def nodes_within(self, nodes: int, more_s: float) -> int:

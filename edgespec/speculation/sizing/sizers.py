@@ -143,7 +143,7 @@ class AdaptiveSizer:
         # Draft steps that are counted have a cost of their own; others are part of the nodes' cost.
         rows, draft_s = record.nodes + other_rows, record.draft_s if record.draft_steps else 0.0
         pass_s = record.recurring_s - draft_s
-        expected_s = self._cost.at(rows)
+        expected_s = self._cost.expected(rows)
         self._cost.add(rows, pass_s)
         if record.draft_steps:
             self._steps.add(record)
