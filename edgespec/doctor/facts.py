@@ -130,7 +130,7 @@ def _inspect_build() -> tuple[Build, str]:
     try:
         from edgespec.kernels.ggml import UnsupportedBuild
         from edgespec.llama.build import current_build
-        from edgespec.offload.weights import check_supported
+        from edgespec.planning.devices.machine import check_supported
 
         build = current_build()
     except (ImportError, OSError, RuntimeError, AttributeError, BackendError) as error:

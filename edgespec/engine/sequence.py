@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgespec.engine.answer import Answer
-from edgespec.engine.logprobs import PromptScores
 from edgespec.engine.requests import Request
 from edgespec.generation.result import Chunk, PassRecord, PassTree
 from edgespec.images.rows import PlacedImage
@@ -25,6 +24,10 @@ from edgespec.speculation.sources.answers import AnswerSource
 from edgespec.speculation.spliced import SplicedText
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree
+
+if TYPE_CHECKING:
+    from edgespec.engine.answer import Answer
+    from edgespec.engine.logprobs import PromptScores
 
 Sizer = FixedSizer | AdaptiveSizer
 

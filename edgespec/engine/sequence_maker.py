@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from edgespec.base.option import named
-from edgespec.engine.answer import Answer
 from edgespec.engine.drafting import Speculator
 from edgespec.engine.embedded_images import require_readable
 from edgespec.engine.requests import Request
@@ -21,8 +22,10 @@ from edgespec.images.rows import PlacedImage
 from edgespec.profiles.store import ProfileKeys
 from edgespec.speculation.drafters.base import NoDrafter
 from edgespec.speculation.spliced import SplicedText
-from edgespec.text.answer_plan import AnswerPlanner
 from edgespec.text.encoding import Encoder, Prompt
+
+if TYPE_CHECKING:
+    from edgespec.text.answer_plan import AnswerPlanner
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,6 @@ class SequenceMaker:
 
     Args:
         context: most tokens of a sequence, prompt and answer together.
-
-    Attributes:
-        planner: says how answers are constrained and taken apart.
     """
 
     def __init__(
@@ -57,7 +57,6 @@ class SequenceMaker:
         context: int,
         loaded: Loaded,
     ) -> None:
-        self.planner = AnswerPlanner(target.model.vocabulary)
         self._target = target
         self.encoder = encoder
         self._speculator = speculator
@@ -65,6 +64,13 @@ class SequenceMaker:
         self._exact = loaded.exact
         self._memory = loaded.memory
         self._load_s = loaded.load_s
+
+    @cached_property
+    def planner(self) -> AnswerPlanner:
+        """Says how answers are constrained and taken apart."""
+        from edgespec.text.answer_plan import AnswerPlanner
+
+        return AnswerPlanner(self._target.model.vocabulary)
 
     def encoded(self, prompt: Prompt, config: GenerationConfig, raw: bool) -> list[int]:
         """The tokens of a prompt.
@@ -99,6 +105,8 @@ class SequenceMaker:
         Args:
             owner: as of a `Request`.
         """
+        from edgespec.engine.answer import Answer
+
         seed = secrets.randbits(32) if config.seed is None else config.seed
         images = self._images_in(prompt)
         text = SplicedText(prompt) if images else prompt

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from edgespec.errors import BackendError
-from edgespec.heads.assistant import AssistantContext, read_assistant_head
-from edgespec.heads.assistant_drafter import AssistantDrafter
-from edgespec.heads.block import BlockContext, block_kind, read_block_head
-from edgespec.heads.block_drafter import BlockHeadDrafter
-from edgespec.heads.eagle import EagleContext, read_eagle_head
 from edgespec.heads.head import Head, LayerHead
-from edgespec.heads.head_context import HeadContext
-from edgespec.heads.head_drafter import HeadDrafter
-from edgespec.heads.hidden_states import LastStates, LayerTap
 from edgespec.heads.mtp import MTPFile, MTPHead, read_mtp_file
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.llama.dry_run import Shape
@@ -27,6 +20,15 @@ from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.speculation.sources.base import Proposer
+
+if TYPE_CHECKING:  # a family's modules are imported when a head is opened
+    from edgespec.heads.assistant_drafter import AssistantDrafter
+    from edgespec.heads.head_context import HeadContext
+    from edgespec.heads.head_drafter import HeadDrafter
+    from edgespec.heads.hidden_states import LastStates, LayerTap
+
+    HiddenStateSource = LayerTap | LastStates
+    """The source of the hidden states that a head reads."""
 
 
 def drafter_files(header: GGUFHeader) -> ModelFiles:
@@ -49,10 +51,16 @@ def head_of(drafter: ModelFiles) -> Head | None:
     header = drafter.headers[0]
     match head_family(header):
         case HeadFamily.EAGLE:
+            from edgespec.heads.eagle import read_eagle_head
+
             return read_eagle_head(header)
         case HeadFamily.BLOCK:
+            from edgespec.heads.block import read_block_head
+
             return read_block_head(header)
         case HeadFamily.ASSISTANT:
+            from edgespec.heads.assistant import read_assistant_head
+
             return read_assistant_head(header)
     return None
 
@@ -60,9 +68,11 @@ def head_of(drafter: ModelFiles) -> Head | None:
 def head_kind(header: GGUFHeader) -> str:
     """The kind of a head, as people call it; empty if the file is a model."""
     family = head_family(header)
-    if family is None:
-        return ""
-    return block_kind(header).value if family is HeadFamily.BLOCK else family.value
+    if family is not HeadFamily.BLOCK:
+        return "" if family is None else family.value
+    from edgespec.heads.block import block_kind
+
+    return block_kind(header).value
 
 
 def head_recipe(header: GGUFHeader) -> str:
@@ -71,22 +81,14 @@ def head_recipe(header: GGUFHeader) -> str:
     return f"head ({kind})" if family in (HeadFamily.EAGLE, HeadFamily.BLOCK) else kind
 
 
-HiddenStateSource = LayerTap | LastStates
-"""The source of the hidden states that a head reads."""
-
-_CONTEXTS: Mapping[HeadFamily | None, type[HeadContext]] = {
-    HeadFamily.EAGLE: EagleContext,
-    HeadFamily.BLOCK: BlockContext,
-    HeadFamily.ASSISTANT: AssistantContext,
-}
-
-
 def hidden_states(head: Head) -> HiddenStateSource:
     """Return the source of the hidden states that a head reads.
 
     Raises:
         BackendError: the graphs of this llama.cpp build cannot be read.
     """
+    from edgespec.heads.hidden_states import LastStates, LayerTap
+
     if not isinstance(head, LayerHead):
         return LastStates(head.shown_width)
     try:
@@ -116,7 +118,17 @@ def open_context(
     Raises:
         UnsupportedBuild: this llama.cpp build has no heads.
     """
-    kind = HeadContext if beside is None else _CONTEXTS[head_family(read_header(model.path))]
+    from edgespec.heads.assistant import AssistantContext
+    from edgespec.heads.block import BlockContext
+    from edgespec.heads.eagle import EagleContext
+    from edgespec.heads.head_context import HeadContext
+
+    contexts: Mapping[HeadFamily | None, type[HeadContext]] = {
+        HeadFamily.EAGLE: EagleContext,
+        HeadFamily.BLOCK: BlockContext,
+        HeadFamily.ASSISTANT: AssistantContext,
+    }
+    kind = HeadContext if beside is None else contexts[head_family(read_header(model.path))]
     return kind(model, beside, n_cells=n_cells, n_sequences=n_sequences, n_threads=n_threads, abort=abort)
 
 
@@ -144,6 +156,12 @@ def head_drafter(
         name: of layers in the target's own file, whose weights are closed with the target; None for a head in
             a file of its own.
     """
+    from edgespec.heads.assistant import AssistantContext
+    from edgespec.heads.assistant_drafter import AssistantDrafter
+    from edgespec.heads.block import BlockContext
+    from edgespec.heads.block_drafter import BlockHeadDrafter
+    from edgespec.heads.head_drafter import HeadDrafter
+
     model = context.model
     if isinstance(context, AssistantContext):
         return AssistantDrafter(model, context, target_vocabulary, proposers)

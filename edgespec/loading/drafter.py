@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgespec.base.option import named
 from edgespec.costs.pass_time import RoundCosts
@@ -13,10 +14,8 @@ from edgespec.engine.target import Target
 from edgespec.errors import PairingError, UsageError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.secret import user_secret
-from edgespec.heads.assistant_drafter import AssistantDrafter
-from edgespec.heads.families import HiddenStateSource, head_drafter, open_context
+from edgespec.heads.families import head_drafter, open_context
 from edgespec.heads.head import Head
-from edgespec.heads.head_drafter import HeadDrafter
 from edgespec.heads.mtp import MTP_NAME, MTPHead
 from edgespec.llama.row_rule import ANY_ROWS
 from edgespec.llama.runtime.abort import DecodeAborted
@@ -43,6 +42,11 @@ from edgespec.speculation.sources.base import Proposer
 from edgespec.speculation.sources.corpus import FileSource
 from edgespec.speculation.sources.recycling import RecycledSource
 from edgespec.speculation.sources.text import TextSource
+
+if TYPE_CHECKING:
+    from edgespec.heads.assistant_drafter import AssistantDrafter
+    from edgespec.heads.families import HiddenStateSource
+    from edgespec.heads.head_drafter import HeadDrafter
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import os
 import time
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from edgespec.base.progress import Progress, no_progress
 from edgespec.config import AUTO, NONE, Config, ModelConfig
@@ -18,7 +18,7 @@ from edgespec.engine.target import Target
 from edgespec.errors import DeviceLostError, DeviceMemoryError, MemoryLimitError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.checked import CheckedFiles
-from edgespec.heads.families import HiddenStateSource, head_of, hidden_states
+from edgespec.heads.families import head_of, hidden_states
 from edgespec.images.projector import doubt_about, find_projector, named_projector
 from edgespec.images.reader import ImageReader
 from edgespec.kernels.layouts import own_in_use
@@ -41,7 +41,6 @@ from edgespec.loading.drafter import (
 from edgespec.loading.models import open_drafting_model
 from edgespec.loading.state import LoadState
 from edgespec.loading.target import open_target
-from edgespec.loading.workers import connect
 from edgespec.measure.threads import planned_threads
 from edgespec.models.gguf.footprint import require_cache_type
 from edgespec.models.gguf.header import read_header
@@ -60,6 +59,9 @@ from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.sources.answers import Answers
 from edgespec.text.encoding import Encoder
 from edgespec.text.template import ChatTemplate
+
+if TYPE_CHECKING:
+    from edgespec.heads.families import HiddenStateSource
 
 _MAX_LOADS = 6  # of one model: each gives a card that failed less of it
 
@@ -268,8 +270,11 @@ def try_kernels(state: LoadState) -> None:
 
 def _connect_workers(files: ModelFiles, state: LoadState) -> None:
     """Connect to the workers that were named; raises as `workers.connect`."""
-    if state.config.devices.workers:
-        state.on_progress("Connecting to workers", 0.0)
+    if not state.config.devices.workers:
+        return
+    from edgespec.loading.workers import connect
+
+    state.on_progress("Connecting to workers", 0.0)
     workers = connect(files, state)
     state.workers = None if workers is None else state.register(workers)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from edgespec.base.option import named
 from edgespec.base.progress import Progress
@@ -18,7 +18,9 @@ from edgespec.machine.cores import default_threads
 from edgespec.planning.adapters import Adapter
 from edgespec.planning.plan import Plan
 from edgespec.profiles.store import ProfileStore
-from edgespec.workers.pool import WorkerPool
+
+if TYPE_CHECKING:
+    from edgespec.workers.pool import WorkerPool
 
 Opened = TypeVar("Opened", bound=Closable)
 

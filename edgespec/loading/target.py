@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from edgespec.base.option import named
 from edgespec.engine.target import Target
 from edgespec.errors import BackendError
 from edgespec.files.state import FileState
 from edgespec.files.user_folders import cache_folder
-from edgespec.heads.families import HiddenStateSource
 from edgespec.kernels.ggml.buffer_types import pinned_memory_name
 from edgespec.llama.cache.state_cache import N_SEQUENCES
 from edgespec.llama.cache.states import cache_identity
@@ -27,17 +27,10 @@ from edgespec.llama.runtime.weight_store import WeightStore
 from edgespec.llama.state_trees import ROWS, BranchExactness, BranchingStore
 from edgespec.loading.models import open_model
 from edgespec.loading.state import LoadState
-from edgespec.loading.streamed_model import open_streamed_model, prepare_stream
-from edgespec.loading.workers import borrow_layers
 from edgespec.machine.cores import thread_counts
 from edgespec.measure.threads import choose_threads, known_threads
 from edgespec.models.gguf.footprint import cells_for
-from edgespec.offload.attention import keep_row_attention
-from edgespec.offload.experts.switch import UnknownRouting
 from edgespec.offload.packing.index import packs_folder
-from edgespec.offload.paging import try_paging
-from edgespec.offload.reread import RereadWeights
-from edgespec.offload.store_reader import DamagedPack
 from edgespec.planning.adapters import refuse_streaming
 from edgespec.planning.devices.finding import UNPINNED
 from edgespec.planning.exactness import rule_searches
@@ -45,6 +38,9 @@ from edgespec.planning.host_products import host_layers
 from edgespec.planning.pack_folders import pack_folders
 from edgespec.planning.plan import Plan
 from edgespec.text.template import ChatTemplate
+
+if TYPE_CHECKING:
+    from edgespec.heads.families import HiddenStateSource
 
 
 def open_target(
@@ -147,6 +143,8 @@ def _open_context(
 
 def _routes_as_expected(context: Context) -> bool:
     """True if the experts that a pass needs are known before it needs them; found by trying one."""
+    from edgespec.offload.experts.switch import UnknownRouting
+
     try:
         context.decode(TokenBatch.run([0], 0, n_sequences=1, logits="last"))
     except UnknownRouting:
@@ -176,13 +174,19 @@ def _open_weights(
     beside: WeightStore | None = None
     if state.workers is not None and plan.assignment is not None:
         if plan.assignment.elsewhere:
+            from edgespec.loading.workers import borrow_layers
+
             devices, beside = borrow_layers(plan.assignment, state.workers, state)
         else:
             state.workers.close()  # a worker serves one program at a time
     if memory.layout is None:
         if memory.paged and beside is None:
+            from edgespec.offload.paging import try_paging
+
             beside = try_paging(files)
         if plan.rereads and plan.assignment is not None:
+            from edgespec.offload.reread import RereadWeights
+
             layers = host_layers(files, plan.assignment)
             beside = RereadWeights(files, layers, devices.devices[0])
         # Rearranged weights are a copy in memory, which the system cannot page out.
@@ -201,6 +205,9 @@ def _open_weights(
         if plan.sends and not pinned:
             state.notes.append(UNPINNED)
         return plan, model
+    from edgespec.loading.streamed_model import open_streamed_model, prepare_stream
+    from edgespec.offload.store_reader import DamagedPack
+
     opened = partial(
         open_streamed_model,
         files.paths[0],
@@ -303,7 +310,11 @@ def _allow_long_chunks(target: Target, fingerprint: str) -> None:
     """
     if target.rule is None or target.rule == ANY_ROWS:
         return
-    if target.model.weights.streamed_bytes and keep_row_attention(target.context):
+    if not target.model.weights.streamed_bytes:
+        return
+    from edgespec.offload.attention import keep_row_attention
+
+    if keep_row_attention(target.context):
         path = outcomes_path(cache_folder() / "rows", fingerprint, target.identity)
         target.pieces = PrefillChunks(target.rule, target.context.n_rows, path)
 

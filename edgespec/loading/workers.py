@@ -50,10 +50,8 @@ class RemoteLayers(AllInMemory):
 
 
 def connect(files: ModelFiles, state: LoadState) -> WorkerPool | None:
-    """The workers that were named; None if there are none, or none that answers where that is allowed."""
+    """The workers that were named; None if none answers and that is allowed."""
     devices = state.config.devices
-    if not devices.workers:
-        return None
     workers = WorkerPool(
         parse_addresses(",".join(devices.workers)),
         type_id=usual_type(files),

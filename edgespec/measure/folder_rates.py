@@ -9,7 +9,6 @@ from tempfile import NamedTemporaryFile
 
 from edgespec.base.progress import Progress
 from edgespec.errors import StreamError
-from edgespec.measure.throughput import measure_reading
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key
 
 _FILE_BYTES = 128 << 20
@@ -54,6 +53,8 @@ def _disk(folder: Path, store: ProfileStore, on_progress: Progress) -> DiskProfi
 
 
 def _measured(folder: Path, on_progress: Progress) -> DiskProfile:
+    from edgespec.measure.throughput import measure_reading
+
     on_progress(f"Measuring the disk of {folder}", 0.0)
     with NamedTemporaryFile(dir=folder, prefix=".edgespec-speed-") as file:
         block = os.urandom(_BLOCK_BYTES)  # a disk may compress zeros

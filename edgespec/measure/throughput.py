@@ -18,9 +18,8 @@ from edgespec.base.progress import Progress
 from edgespec.errors import StreamError
 from edgespec.files.direct_reader import FileReader
 from edgespec.files.positioned import BLOCK, drop_cached
-from edgespec.offload.layout import PIECE_BYTES
+from edgespec.offload.layout import N_READERS, PIECE_BYTES
 from edgespec.offload.weight_memory import WeightMemory
-from edgespec.offload.weights import N_READERS
 from edgespec.profiles.store import DiskProfile
 
 _BLOCKS = (1 << 20, 4 << 20, 16 << 20)

@@ -12,6 +12,7 @@ from edgespec.models.gguf.experts import LayerExperts
 from edgespec.models.gguf.layers import FileTensor, Layer, ModelFiles
 
 PIECE_BYTES = 4 << 20  # of one read
+N_READERS = 2
 READS_AHEAD = 4  # that keep a disk busy: one under way for each reader, and one to follow it
 PART_BYTES = READS_AHEAD * PIECE_BYTES  # of which layers need not be divided further
 # Of one read of an expert: several must be under way at once, although a pass often misses only one or two.

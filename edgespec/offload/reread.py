@@ -21,10 +21,9 @@ from edgespec.llama.runtime.graph import GraphObserver
 from edgespec.llama.runtime.weight_store import AllInMemory
 from edgespec.models.gguf.layers import Layer, ModelFiles
 from edgespec.offload.layer_ring import LayerRing
-from edgespec.offload.layout import Store, plain_store
+from edgespec.offload.layout import N_READERS, Store, plain_store
 from edgespec.offload.store_reader import StoreReader
 from edgespec.offload.weight_memory import WeightMemory
-from edgespec.offload.weights import N_READERS
 
 N_SLOTS = 2
 _SMALL = -1  # the number of a layer of all small matrices

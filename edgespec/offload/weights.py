@@ -14,14 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import BackendError, EdgeSpecError
-from edgespec.files.positioned import can_read_at_offsets
 from edgespec.generation.expert_use import ExpertUse
 from edgespec.kernels import ggml
-from edgespec.kernels.ggml import Address, UnbackedBufferType, UnsupportedBuild
+from edgespec.kernels.ggml import Address, UnbackedBufferType
 from edgespec.kernels.layouts import available_layouts
-from edgespec.kernels.native.build import build_once
-from edgespec.kernels.watch import can_watch
-from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.graph import GraphObserver
 from edgespec.llama.runtime.weight_store import BufferTypes, WeightStore
 from edgespec.models.gguf.layers import ModelFiles, pattern_of
@@ -29,13 +25,12 @@ from edgespec.offload.device_copies import DeviceCopies
 from edgespec.offload.experts.pool import ExpertPool
 from edgespec.offload.experts.switch import ExpertSwitch
 from edgespec.offload.layer_ring import LayerRing, LayerSwitch
-from edgespec.offload.layout import Store
+from edgespec.offload.layout import N_READERS, Store
 from edgespec.offload.slot_filler import SlotFiller
 from edgespec.offload.store_reader import StoreReader
 from edgespec.offload.tables import MappedTables
 from edgespec.offload.weight_memory import WeightMemory
 
-N_READERS = 2
 N_EXPERT_READERS = 4  # single experts are small, and a pass waits for all that it misses
 
 
@@ -327,18 +322,3 @@ class StreamedWeights:
         n_experts = {index: self.store.experts[index].n_experts for index in used}
         stacks = {index: list(places) for index, places in used.items()}
         self._observers.append(ExpertSwitch(pool, stacks, n_experts))
-
-
-def check_supported() -> None:
-    """Make sure that weights can be streamed on this system with this llama.cpp build.
-
-    Raises:
-        UnsupportedBuild: they cannot; the text says why.
-    """
-    if not can_read_at_offsets():
-        raise UnsupportedBuild("this system lacks direct reads")
-    build_once()
-    if not can_watch():
-        raise UnsupportedBuild("EdgeSpec's own library was not compiled")
-    start_backend()
-    ggml.check()

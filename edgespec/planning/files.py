@@ -7,7 +7,6 @@ from pathlib import Path
 from edgespec.base.option import named
 from edgespec.errors import UsageError
 from edgespec.heads.families import drafter_files, head_of
-from edgespec.heads.head_trial import require_draftable
 from edgespec.heads.mtp import MTPHead, require_mtp
 from edgespec.llama.runtime.vetting import require_loadable
 from edgespec.models.gguf.embedding import require_generation
@@ -47,6 +46,8 @@ def read_drafter(path: Path, target: ModelFiles) -> ModelFiles:
     files = drafter_files(read_header(path))
     if (head := head_of(files)) is None:
         return read_model(path)
+    from edgespec.heads.head_trial import require_draftable
+
     head.require_fit(target)
     require_draftable(head, files, target)
     return files
@@ -63,5 +64,7 @@ def read_mtp(target: ModelFiles) -> MTPLayers:
     """
     layers = require_mtp(target)
     if target.paths[0].exists():
+        from edgespec.heads.head_trial import require_draftable
+
         require_draftable(MTPHead(layers), layers, target)
     return layers

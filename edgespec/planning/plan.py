@@ -26,7 +26,6 @@ from edgespec.llama.runtime.model import Model
 from edgespec.measure.threads import planned_threads
 from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
-from edgespec.offload.reread import reread_bytes
 from edgespec.planning.adapters import Adapter
 from edgespec.planning.devices.assignment import (
     LayerAssignment,
@@ -623,7 +622,6 @@ class Planner:
         if on_cards.assignment is None or on_cards.cards is None:
             return None
         measured = known_read_rate(self.target, self.store) > 0
-        layers = host_layers(self.target, on_cards.assignment) if measured else ()
         choose = partial(
             host_products,
             on_cards.assignment,
@@ -636,15 +634,18 @@ class Planner:
             read_rate=self.read_rate,
             most=self.config.speculation.tree_budget or self.usual_nodes,
         )
-        products = choose(rereads=bool(layers) and reread_bytes(self.target, layers) <= spare)
+        products = choose(rereads=measured and 0 < self._rereading(on_cards) <= spare)
         if products is not None and products.rereads and products.sent_from > rows:
             return choose(rereads=False)
         return products
 
     def _rereading(self, on_cards: CardPlacement) -> int:
-        """Bytes of memory for reading weights again that are not on cards."""
+        """Bytes of memory for reading weights again that are not on cards; 0 if all are there."""
+        from edgespec.offload.reread import reread_bytes
+
         assert on_cards.assignment is not None
-        return reread_bytes(self.target, host_layers(self.target, on_cards.assignment))
+        layers = host_layers(self.target, on_cards.assignment)
+        return reread_bytes(self.target, layers) if layers else 0
 
     @property
     def _request(self) -> PlacementRequest:

@@ -102,8 +102,9 @@ class AcceptanceModel(Protocol):
             token: the token that the target chose, whether it was a candidate or not.
         """
 
-    def save(self) -> None:
-        """Save what was learned for the next run, if anything was."""
+    def flush(self) -> None:
+        """Put what was learned into the store, if anything was."""
+        return
 
 
 # A source's candidate that the drafter was asked about and did not list is this much less likely.
@@ -123,9 +124,6 @@ class DrafterProbability(AcceptanceModel):
         return logprobs
 
     def learn(self, children: Children, after: int, token: int) -> None:
-        pass
-
-    def save(self) -> None:
         pass
 
 

@@ -35,7 +35,6 @@ class RankAcceptance(AcceptanceModel):
     """
 
     def __init__(self, store: TableStore, name: str, most: int = 16) -> None:
-        self._store = store
         self._counts = Counts(store, name, (most,))
         usual = np.full(most, _USUAL_RANKS[-1] / 2)
         usual[: len(_USUAL_RANKS)] = _USUAL_RANKS[:most]
@@ -61,9 +60,8 @@ class RankAcceptance(AcceptanceModel):
         taken = (children.tokens[0, ranks] == token).astype(np.float64)
         self._counts.add((ranks,), np.ones(len(ranks)), taken)
 
-    def save(self) -> None:
+    def flush(self) -> None:
         self._counts.flush()
-        self._store.save()
 
 
 class UniformAcceptance(AcceptanceModel):
@@ -76,9 +74,6 @@ class UniformAcceptance(AcceptanceModel):
         return np.where(children.proposed, self._edge, -np.inf).astype(np.float32)
 
     def learn(self, children: Children, after: int, token: int) -> None:
-        pass
-
-    def save(self) -> None:
         pass
 
 
@@ -158,7 +153,7 @@ class TreePolicy:
         """Save what was learned for the next run."""
         for expansion in (self.greedy, self.sampled, self.greedy_penalized, self.sampled_penalized):
             if expansion is not None:
-                expansion.acceptance.save()
+                expansion.acceptance.flush()
         self.store.save()
 
 

@@ -6,20 +6,21 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.base.option import named
 from edgespec.errors import TemplateError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.images.parts import Image, WithPlaceholders, has_images
-from edgespec.images.reader import ImageReader
 from edgespec.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.printable import shown
-from edgespec.text.answer_format import AnswerFormat, ThoughtFormat
-from edgespec.text.calls.messages import with_calls_for
-from edgespec.text.replay import Replay, WrittenAnswer
 from edgespec.text.template import ChatTemplate, Message, PromptSegment, render_segments
+
+if TYPE_CHECKING:
+    from edgespec.images.reader import ImageReader
+    from edgespec.text.answer_format import AnswerFormat, ThoughtFormat
+    from edgespec.text.replay import WrittenAnswer
 
 # Prompts are tokenized up to this multiple of the context, so that errors can state their length.
 _COUNTED = 4
@@ -73,6 +74,8 @@ class Encoder:
         """The format of the model's answers; None without a chat template."""
         if self._template is None:
             return None
+        from edgespec.text.answer_format import AnswerFormat
+
         source = self._template.tools_source or self._template.source
         return AnswerFormat(source, self._show, self._is_end)
 
@@ -227,6 +230,8 @@ class Encoder:
         It is not where thoughts, calls and answers are messages of their own, where the thought was not
         finished, and where a stop string has cut the text.
         """
+        from edgespec.text.replay import WrittenAnswer
+
         form = self.format
         if form is None or answer.stop_string or not answer.tokens:
             return None
@@ -354,6 +359,8 @@ class Encoder:
             None if the template does not show such answers in one piece.
         """
         assert self.format is not None, "there is a template"
+        from edgespec.text.replay import Replay
+
         replay = Replay(written, self.format.thought)
         try:
             rendered = self._rendered(replay.marked(messages), config)
@@ -372,6 +379,8 @@ class Encoder:
         variables: dict[str, Any] = {}
         tools = config.tools  # also where none may be called: the beginning of the prompt stays the same
         if tools or any(m.get("tool_calls") or m.get("role") == "tool" for m in messages):
+            from edgespec.text.calls.messages import with_calls_for
+
             messages = with_calls_for(self.format.calls, messages, tools)
             if tools and self.format.calls.shows_tools:
                 variables |= self.format.tool_variables([tool.definition for tool in tools])

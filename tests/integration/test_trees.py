@@ -105,8 +105,8 @@ class _Watched(AcceptanceModel):
         self.evidence.append((after, token))
         self.acceptance.learn(children, after, token)
 
-    def save(self) -> None:
-        self.acceptance.save()
+    def flush(self) -> None:
+        self.acceptance.flush()
 
 
 def test_every_accepted_token_is_evidence_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

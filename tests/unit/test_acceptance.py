@@ -145,25 +145,29 @@ def test_a_sources_chance_is_learned(source: CandidateSource, truth: float, seed
 
 
 def test_what_a_source_is_worth_is_kept(tmp_path: Path) -> None:
-    first = CalibratedAcceptance(TableFile(tmp_path / "pair.npz"), "greedy")
+    store = TableFile(tmp_path / "pair.npz")
+    first = CalibratedAcceptance(store, "greedy")
     row = _row([0, 0], [6, 3])
     for _ in range(100):
         _learn(first, row, 1)
-    first.save()
+    first.flush()
+    store.save()
     again = CalibratedAcceptance(TableFile(tmp_path / "pair.npz"), "greedy")
     assert _chances(again, row) == pytest.approx(_chances(first, row), abs=1e-3)
 
 
 def test_what_was_learned_is_there_in_the_next_run(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "pair.npz"
-    first = CalibratedAcceptance(TableFile(path), "greedy")
+    store = TableFile(path)
+    first = CalibratedAcceptance(store, "greedy")
     row = _row([0.5, 0.3])
     before = _chances(first, row)
     for _ in range(300):
         _learn(first, row, 1)
     learned = _chances(first, row)
     assert learned[0] < 0.2 < 0.8 < learned[1]
-    first.save()
+    first.flush()
+    store.save()
     assert [entry.name for entry in path.parent.iterdir()] == ["pair.npz"]
     again = CalibratedAcceptance(TableFile(path), "greedy")
     assert _chances(again, row) == pytest.approx(learned, abs=1e-3)
@@ -174,10 +178,12 @@ def test_what_was_learned_is_there_in_the_next_run(tmp_path: Path) -> None:
 def test_a_store_keeps_what_others_put_there(tmp_path: Path) -> None:
     path = tmp_path / "pair.npz"
     for name in ("greedy", "sampled"):
-        one = CalibratedAcceptance(TableFile(path), name)
+        store = TableFile(path)
+        one = CalibratedAcceptance(store, name)
         for _ in range(50):
             _learn(one, _row([0.5]), -1)
-        one.save()
+        one.flush()
+        store.save()
     for name in ("greedy", "sampled"):
         assert _chances(CalibratedAcceptance(TableFile(path), name), _row([0.5]))[0] < 0.3
 
@@ -211,7 +217,8 @@ def test_what_is_learned_of_a_pair_is_in_the_memory_budget(tmp_path: Path) -> No
             biases._table += 1
         policy = CalibratedAcceptance(pair._store, "greedy", pair)
         _learn(policy, _row([0.5, 0.3]), 1)
-        policy.save()
+        policy.flush()
+        pair._store.save()
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert LEARNED_BYTES / 2 < peak <= LEARNED_BYTES
@@ -260,12 +267,14 @@ _SOUND = _with([1.0, 30.0])
 def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "pair.npz"
     path.write_bytes(content)
-    calibrated = CalibratedAcceptance(TableFile(path), "x")
+    store = TableFile(path)
+    calibrated = CalibratedAcceptance(store, "x")
     row = _row([0.7, 0.2])
     assert _chances(calibrated, row) == _chances(CalibratedAcceptance(TableStore(), "x"), row)
     assert calibrated.calibration.nats == DrafterCalibration().nats
     _learn(calibrated, row, 0)
-    calibrated.save()
+    calibrated.flush()
+    store.save()
     assert TableFile(path).get("disagreement", (2,)) is not None
 
 
@@ -282,9 +291,11 @@ def test_counts_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    calibrated = CalibratedAcceptance(TableFile(tmp_path / "file" / "pair.npz"), "x")
+    store = TableFile(tmp_path / "file" / "pair.npz")
+    calibrated = CalibratedAcceptance(store, "x")
     _learn(calibrated, _row([0.5]), 0)
-    calibrated.save()
+    calibrated.flush()
+    store.save()
 
 
 def test_pairs_have_files_of_their_own(tmp_path: Path) -> None:
@@ -328,11 +339,13 @@ def test_what_is_kept_has_the_same_shape_whatever_was_read(tmp_path: Path) -> No
     shapes = []
     for number, tokens in enumerate(([3, 1, 4, 1, 5], [9, 2, 6] * 40)):
         path = tmp_path / f"{number}.npz"
-        calibrated = CalibratedAcceptance(TableFile(path), "greedy")
+        store = TableFile(path)
+        calibrated = CalibratedAcceptance(store, "greedy")
         for before, token in itertools.pairwise(tokens):
             children = replace(_row([0.5, 0.3, 0], [0, 2, 4]), noise=np.zeros((1, 3), dtype=np.float32))
             calibrated.learn(replace(children, tokens=children.tokens + token), before, token)
-        calibrated.save()
+        calibrated.flush()
+        store.save()
         with np.load(path) as file:
             shapes.append({name: tuple(file[name]) for name in file.files if name.endswith(" shape")})
     assert shapes[0] == shapes[1]

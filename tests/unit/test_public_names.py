@@ -19,6 +19,20 @@ def test_dir_has_the_names_that_are_imported_on_first_use() -> None:
     assert all(hasattr(edgespec, name) for name in names.split())
 
 
+MOST_MODULES = 300  # of the package, to open an engine
+
+
+def test_opening_an_engine_imports_what_every_engine_needs() -> None:
+    program = (
+        "import edgespec.loading.load, sys; print(*(n for n in sys.modules if n.startswith('edgespec')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    imported = [name for name in done.stdout.split() if name.partition(".")[0] == "edgespec"]
+    assert len(imported) <= MOST_MODULES
+    seldom = ("workers.", "heads.eagle", "heads.head_context", "offload.weights", "text.calls.", "serving.")
+    assert not [name for name in imported if name.startswith(tuple(f"edgespec.{part}" for part in seldom))]
+
+
 def test_settings_are_shown_where_they_differ_from_the_defaults() -> None:
     assert repr(GenerationConfig()) == "GenerationConfig()"
     config = GenerationConfig(max_tokens=32, temperature=0.8, stop=("END",))

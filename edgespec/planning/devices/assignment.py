@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from edgespec.costs.layer_assignment import RemotePart
 from edgespec.kernels.layouts import measured_products
@@ -16,7 +16,11 @@ from edgespec.models.gguf.types import TensorInfo
 from edgespec.planning.devices.cards import Card
 from edgespec.planning.memory.needs import MemoryNeeds
 from edgespec.profiles.store import ProfileStore, disk_key
-from edgespec.workers.pool import LentDevice
+
+if TYPE_CHECKING:
+    from edgespec.workers.pool import LentDevice
+
+    LayerDevice = Card | LentDevice
 
 CLEARLY_FASTER = 1.15  # times the processor's speed, from which a device gets layers that memory has room for
 USUAL_ROWS = 8  # of the passes for which layers are spread
@@ -29,9 +33,6 @@ _LAYER_DESCRIPTION = 11 << 10  # bytes that tell a worker what to compute for a 
 _ROW_MASK = 1 << 10  # bytes that tell a device which cells a row sees, in a text of usual length
 
 _Device = TypeVar("_Device")
-
-
-LayerDevice = Card | LentDevice
 
 
 class LayerDevices(Protocol):

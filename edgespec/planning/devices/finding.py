@@ -16,7 +16,6 @@ from edgespec.errors import BackendError, InconclusiveTrial, StreamError, UsageE
 from edgespec.kernels.device_speed import DeviceFailed, measure_speeds
 from edgespec.llama.build import SHARED_GPU, BuildDevice, current_build
 from edgespec.machine.contention import ContentionWatch
-from edgespec.measure.throughput import measure_reading
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.devices.assignment import usual_type
 from edgespec.planning.devices.cards import Card, Cards
@@ -127,6 +126,8 @@ def _measure_disk(path: Path, request: PlacementRequest) -> None:
     """Measure the disk of a model once: weights may be read from there to be sent to a card."""
     if not path.exists() or request.store.disk(disk_key(path)) is not None:
         return
+    from edgespec.measure.throughput import measure_reading
+
     with suppress(StreamError):  # whoever loads the model says what is wrong
         request.store.put_reading(disk_key(path), measure_reading(path, _DISK_S, request.on_progress))
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from edgespec.files.positioned import can_read_at_offsets
+from edgespec.kernels import ggml
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import own_in_use
+from edgespec.kernels.native.build import build_once
+from edgespec.kernels.watch import can_watch
+from edgespec.llama.runtime.backend import start_backend
 from edgespec.machine.cores import default_threads
 from edgespec.machine.memory import FreeMemory
-from edgespec.offload.weights import check_supported
 from edgespec.planning.devices.assignment import LayerDevices
 from edgespec.planning.devices.card_placement import CardPlacement
 from edgespec.planning.devices.cards import Cards
@@ -56,3 +60,18 @@ class MachineSnapshot:
     def lent_bytes(self) -> int:
         """Bytes of memory that workers lend."""
         return 0 if self.workers is None else sum(device.free for device in self.workers.devices)
+
+
+def check_supported() -> None:
+    """Make sure that weights can be streamed on this system with this llama.cpp build.
+
+    Raises:
+        UnsupportedBuild: they cannot; the text says why.
+    """
+    if not can_read_at_offsets():
+        raise UnsupportedBuild("this system lacks direct reads")
+    build_once()
+    if not can_watch():
+        raise UnsupportedBuild("EdgeSpec's own library was not compiled")
+    start_backend()
+    ggml.check()

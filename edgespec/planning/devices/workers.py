@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from edgespec.base.option import named
 from edgespec.base.units import readable
@@ -24,8 +25,9 @@ from edgespec.planning.devices.assignment import (
     usual_type,
 )
 from edgespec.planning.memory.needs import MemoryNeeds
-from edgespec.workers.address import parse_addresses
-from edgespec.workers.pool import WorkerPool
+
+if TYPE_CHECKING:
+    from edgespec.workers.pool import WorkerPool
 
 _MARGIN = 0.02  # of a worker's memory, for what its own process allocates
 
@@ -88,6 +90,9 @@ def measure_workers(addresses: Sequence[str], files: ModelFiles, threads: int) -
     Raises:
         BackendError, WorkerError: as WorkerPool.
     """
+    from edgespec.workers.address import parse_addresses
+    from edgespec.workers.pool import WorkerPool
+
     workers = WorkerPool(parse_addresses(",".join(addresses)), type_id=usual_type(files), n_threads=threads)
     workers.close()
     return workers

@@ -16,7 +16,6 @@ import psutil
 from edgespec.files.user_folders import cache_folder
 from edgespec.heads.families import HeadContextShape, head_of
 from edgespec.heads.head import Head
-from edgespec.heads.head_context import HEAD_ROWS
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import kernel_layout, looks_up_rows
 from edgespec.llama.cache.shared_cells import PART
@@ -215,6 +214,8 @@ class PairSizes:
     def _size_of(self, drafter: ModelFiles, rows: int) -> Footprint:
         """The footprint of a drafter that reads so many rows at a time; a head has a number of its own."""
         if (head := head_of(drafter)) is not None:
+            from edgespec.heads.head_context import HEAD_ROWS
+
             self._shown = _SHOWN_COPIES * 4 * head.shown_width
             own = replace(self.context, kv="f16", n_outputs=HEAD_ROWS)
             size = self._sizes(drafter, own, [HEAD_ROWS], head)[0]

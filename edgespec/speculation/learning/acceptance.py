@@ -50,7 +50,6 @@ class CalibratedAcceptance(AcceptanceModel):
 
     def __init__(self, store: TableStore, name: str, calibration: DrafterCalibration | None = None) -> None:
         self.calibration = calibration or DrafterCalibration(store)
-        self._store = store
         self._counts = Counts(store, f"{name} map", (len(_RANKS) - 1, len(_LOGITS)))
         self._corrections = _Corrections(store, f"{name} sources")
         self._slope = _NoiseSlope(store, f"{name} noise")
@@ -86,12 +85,11 @@ class CalibratedAcceptance(AcceptanceModel):
         self._map = None
         self.calibration.learn(children, after, token)
 
-    def save(self) -> None:
+    def flush(self) -> None:
         self._counts.flush()
         self._corrections.flush()
         self._slope.flush()
         self.calibration.flush()
-        self._store.save()
 
     def _logits(self, cells: _EvidenceCells, children: Children) -> Table:
         """(width, branching) log-odds of acceptance."""
