@@ -87,12 +87,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _as_options(arguments: Sequence[str]) -> Sequence[str]:
-    """The arguments, with the commands `help [COMMAND]` and `version` of other programs as options."""
+    """The arguments, with the commands `help [COMMAND]` and `version` of other programs as options.
+
+    The options for completion are those of the shell that is named after them, or else of the one around.
+    """
     match arguments:
         case ["help", *command]:
             return [*command, "--help"]
         case ["version"]:
             return ["--version"]
+        case ["--show-completion" | "--install-completion", shell] if not shell.startswith("-"):
+            os.environ["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"  # takes names
     return arguments
 
 

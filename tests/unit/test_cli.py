@@ -527,3 +527,19 @@ def test_a_full_disk(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) 
     assert main(["generate", "-p", "Hi", "--output", "/dev/full"]) == 1
     said = "Error: /dev/full cannot be written: No space left on device.\nFree some space on that disk.\n"
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["chat", "generate"])
+def test_a_path_that_is_no_model_is_refused_before_a_prompt_is_waited_for(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = tmp_path / "notes"
+    notes.write_text("Hello")
+    assert main([command, str(notes)]) == 1
+    assert f"Error: {notes} is not a GGUF file: it is a text file." in capsys.readouterr().err
+
+
+def test_completion_is_shown_for_the_shell_that_is_named() -> None:
+    program = [sys.executable, "-m", "edgespec", "--show-completion", "zsh"]
+    shown = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("#compdef edgespec")

@@ -75,6 +75,8 @@ def model_and_prompt(
                 raise UsageError(f"There is no model '{_short(name)}'.", _HINT)
             return name, text
         case [word] if not takes_prompt or (not model_is_given and is_model(word)):
+            if takes_prompt:
+                _check_file(word)
             return word, prompt
         case [word] if model_is_given and _is_known(word):
             raise UsageError(
@@ -96,6 +98,15 @@ def is_model(word: str) -> bool:
     close = catalog.close_names(word, 1)
     meant = f" Did you mean {close[0]}?" if close else ""
     raise UsageError(f"There is no model '{word}'.{meant}", _HINT)
+
+
+def _check_file(model: str) -> None:
+    """Refuse a path that leads to no GGUF file, before a prompt is waited for."""
+    from edgespec.models.gguf.header import read_header
+    from edgespec.models.hub import catalog
+
+    if model.lower().endswith(".gguf") or model.startswith(_PATH_STARTS):
+        read_header(catalog.find(model, fetch=False))
 
 
 def _is_known(word: str) -> bool:

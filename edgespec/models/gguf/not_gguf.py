@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.errors import ModelFileError, similar, which_of
@@ -21,7 +22,7 @@ def require_regular_file(path: Path) -> None:
         models = _gguf_names(path)
         raise ModelFileError(
             f"{path} is a folder, not a model file.",
-            f"GGUF files in it: {', '.join(models[:3])}." if models else "Name a .gguf file.",
+            f"GGUF files in it: {_first(models)}." if models else "Name a .gguf file.",
         )
     if not stat.S_ISREG(mode):
         raise ModelFileError(f"{path} is not a regular file.", "Name a .gguf file.")
@@ -30,11 +31,13 @@ def require_regular_file(path: Path) -> None:
 def _not_found(path: Path) -> ModelFileError:
     there = _gguf_names(path.parent)
     near = similar(path.name, there, n=3)
-    if near:
-        hint = which_of(near)
-    else:
-        hint = f"GGUF files there: {', '.join(there[:3])}." if there else "Check the path."
-    return ModelFileError(f"{path} does not exist.", hint)
+    others = f"GGUF files there: {_first(there)}." if there else "Check the path."
+    return ModelFileError(f"{path} does not exist.", which_of(near) if near else others)
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def unreadable(path: Path, error: OSError | ValueError) -> ModelFileError:
