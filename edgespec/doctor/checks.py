@@ -172,5 +172,6 @@ def _model(facts: Facts) -> Iterator[Finding]:
         what = f"{least} of memory is required, but {available} is free."
         yield Finding(ERROR, "model", what, "Close other programs, or use a smaller quantization or model.")
     if not model["drafter"]:
-        what = "No drafter for this model: drafts come from the text itself."
-        yield Finding(HINT, "drafter", what, f"edgespec draft make {model['name']}")
+        what = "No drafter is chosen for this model: drafts come from the text itself."
+        possible = [f"{drafter['name']}: {drafter['why']}" for drafter in model["drafters"]]
+        yield Finding(HINT, "drafter", what, next(iter(possible), f"edgespec draft make {model['name']}"))

@@ -148,7 +148,7 @@ def _inspect_build() -> tuple[Build, str]:
 
 def _inspect_model(model: str, on_progress: Progress) -> dict[str, Any]:
     from edgespec.models.gguf.layers import ModelFiles
-    from edgespec.models.hub.inspection import inspect_model
+    from edgespec.models.hub.inspection import drafters_of, inspect_model
     from edgespec.planning.drafter import drafter_to_take
     from edgespec.planning.memory.fit import USUAL_CONTEXT, fit_report
     from edgespec.planning.report.summary import describe
@@ -165,6 +165,7 @@ def _inspect_model(model: str, on_progress: Progress) -> dict[str, Any]:
         "path": str(inspected.path) if inspected.path else None,
         "drafter": str(taken.path) if taken else None,
         "drafter_reason": taken.reason if taken else None,
+        "drafters": drafters_of(inspected),
         **describe(inspected.headers, memory=memory, approximate=inspected.approximate),
     }
 

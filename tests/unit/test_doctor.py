@@ -50,6 +50,7 @@ def with_model(verdict: str, drafter: str = "/models/small.gguf") -> Facts:
     model = {
         "name": "big",
         "path": "/models/big.gguf",
+        "drafters": [],
         "drafter": drafter or None,
         "drafter_reason": "registered",
         "memory": memory,

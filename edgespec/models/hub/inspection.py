@@ -116,7 +116,7 @@ def drafters_of(model: InspectedModel) -> list[dict[str, Any]]:
     paths = [Path(str(row["name"])) for row in here]
     for path in possible_drafters(model):
         if not any(same_file(path, known) for known in paths):
-            why = f"has the same vocabulary; use it with --draft {path}"
+            why = "has the same vocabulary; use it with --draft"
             here.append({"name": str(path), "here": True, "why": why, "top1": None})
             paths.append(path)
     more = []
