@@ -150,6 +150,15 @@ class TokenLogprob:
         """A copy with at most so many of the likeliest tokens."""
         return self if len(self.top) <= top else replace(self, top=self.top[:top])
 
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON for scripts."""
+        values = self._named() | {"is_greedy": self.is_greedy}
+        return values | ({"top_logprobs": [other._named() for other in self.top]} if self.top else {})
+
+    def _named(self) -> dict[str, Any]:
+        spelling = self.spelling.decode("utf-8", "replace")
+        return {"id": self.token, "token": spelling, "logprob": self.logprob}
+
 
 @dataclass
 class Generation:
@@ -265,9 +274,14 @@ class Generation:
 
     @property
     def time_parts(self) -> dict[Bottleneck, float]:
-        """Seconds spent waiting for weights, on the target's arithmetic, and drafting."""
-        t = self.timings
-        return {"disk": t.io_wait_s, "compute": t.verify_s - t.io_wait_s, "drafter": t.draft_s}
+        """Seconds spent waiting for weights, on the target's arithmetic, and drafting.
+
+        Of the passes after the first, as `timings.decode_s`, or of a single one.
+        """
+        passes = self.passes[1:] or self.passes
+        waited, drafted = sum(p.wait_s for p in passes), sum(p.draft_s for p in passes)
+        computed = sum(p.verify_s + p.accept_s for p in passes) - waited
+        return {"disk": waited, "compute": computed, "drafter": drafted}
 
     @property
     def bound_by(self) -> Bottleneck:
@@ -285,6 +299,8 @@ class Generation:
             used["reasoning_tokens"] = self.reasoning_tokens
         if self.tool_calls:
             said["tool_calls"] = [call.to_json() for call in self.tool_calls]
+        if self.logprobs:
+            said["token_logprobs"] = [found.to_json() for found in self.logprobs]
         return {
             "id": identifier,
             "prompt": prompt,

@@ -69,21 +69,6 @@ class Score:
         }
         if per_token:
             summary["token_logprobs"] = [
-                {"logprob": None} if found is None else _token_json(found) for found in self.token_logprobs
+                {"logprob": None} if found is None else found.to_json() for found in self.token_logprobs
             ]
         return summary
-
-
-def _token_json(found: TokenLogprob) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "id": found.token,
-        "token": found.spelling.decode("utf-8", "replace"),
-        "logprob": found.logprob,
-        "is_greedy": found.is_greedy,
-    }
-    if found.top:
-        values["top_logprobs"] = [
-            {"id": other.token, "token": other.spelling.decode("utf-8", "replace"), "logprob": other.logprob}
-            for other in found.top
-        ]
-    return values

@@ -101,7 +101,19 @@ def test_options_of_answers_are_refused(
 ) -> None:
     assert main([*command, *more]) == 2
     assert message in capsys.readouterr().err
-    assert main([argument for argument in command if argument != "--score"] + ["--logprobs", "1"]) == 2
-    assert "--logprobs needs --score" in capsys.readouterr().err
+    assert main(["generate", "-p", "Hi", "--logprobs", "1"]) == 2
+    assert "--logprobs needs --json, --input or --output." in capsys.readouterr().err
     assert main(["generate", "--score", "-p", "Hi"]) == 2
     assert "--score needs --input" in capsys.readouterr().err
+
+
+def test_answers_have_the_same_figures(
+    engine: Engine, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_lines(tmp_path / "in.jsonl", {"prompt": "Tea is", "logprobs": 1})
+    answering = [word for word in command if word != "--score"]
+    assert main([*answering, "--raw", "--max-tokens", "4", "--logprobs", "0"]) == 0
+    (answer,) = records(capsys.readouterr().out)
+    (score,) = engine.score(["Tea is"], [answer["text"]], top=1)
+    assert answer["token_logprobs"] == score.to_json(per_token=True)["token_logprobs"]
+    assert [found["id"] for found in answer["token_logprobs"]] == answer["tokens"]

@@ -214,6 +214,19 @@ def test_outputs_that_cannot_be_written(
     assert engine.loaded_with == {}
 
 
+def test_a_missing_input_leaves_no_output_and_a_bad_line_needs_no_model(
+    engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = tmp_path / "out.jsonl"
+    assert main(["generate", "--input", str(tmp_path / "no.jsonl"), "--output", str(answers)]) == 2
+    assert not answers.exists()
+    prompts = write_lines(tmp_path / "in.jsonl", {"prompt": ""}, "{")
+    assert main(["generate", "--input", str(prompts), "--output", str(answers)]) == 1
+    assert [r["finish_reason"] for r in records(answers.read_text())] == ["error", "error"]
+    assert engine.loaded_with == {}
+    assert "0 answered, 2 failed." in capsys.readouterr().err
+
+
 def test_one_prompt_into_a_file(
     engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,21 +68,24 @@ def test_experts_are_told_of_where_they_are_read_one_by_one() -> None:
 
 
 def test_the_figures_by_name_are_words_that_people_know() -> None:
-    passes = [PassRecord(9, 2, 0.1, 0.4, 0.0), PassRecord(9, 1, 0.1, 0.4, 0.0)]
-    answer = Generation(tokens=[1, 2, 3, 4, 5], passes=passes, exact=True, finish_reason="length", seed=7)
-    answer.timings = Timings(decode_s=2.0, verify_s=1.5, io_wait_s=0.5, draft_s=0.2)
+    def passes(draft_s: float) -> list[PassRecord]:
+        return [PassRecord(9, 2, 9.0, 9.0, 0.0), PassRecord(9, 1, draft_s, 1.25, 0.05, wait_s=0.5)]
+
+    answer = Generation(tokens=[1, 2, 3, 4, 5], exact=True, finish_reason="length", seed=7)
+    answer.passes, answer.timings = passes(0.7), Timings(decode_s=2.0)
     answer.plain_pass_s = 0.8
     rows = details(answer)
     assert rows["answer"] == "5 tokens in 2.00 s, 1.00/s; cut off by max_tokens"
     assert rows["speed-up"] == "0.80x over plain decoding, which takes 800 ms per token"
     assert rows["drafts"] == "2 passes, 2.50 tokens each; 3 of 16 drafted tokens accepted"
-    assert rows["time"] == "0.20 s drafting, 1.00 s computing passes, 0.50 s waiting for the disk"
-    assert rows["limited by"] == "the processor: the model's arithmetic took most of the time"
-    answer.timings.draft_s = 0.9
-    assert details(answer)["limited by"] == "the processor: the model's arithmetic took longest"
-    answer.timings.draft_s = 1.2
+    # The parts of the answer's 2.00 seconds; the first pass belongs to the prompt.
+    assert rows["time"] == "0.70 s drafting, 0.80 s computing passes, 0.50 s waiting for the disk"
+    assert rows["limited by"] == "the processor: the model's arithmetic took longest"
+    answer.passes = passes(0.2)
+    assert details(answer)["limited by"] == "the processor: the model's arithmetic took most of the time"
+    answer.passes = passes(1.2)
     assert details(answer)["limited by"] == "the drafter: drafting took longest"
-    answer.timings.draft_s = 1.6
+    answer.passes = passes(1.6)
     assert details(answer)["limited by"] == "the drafter: drafting took most of the time"
     assert rows["mode"].startswith("exact: bit-identical")
     assert rows["seed"] == "7"

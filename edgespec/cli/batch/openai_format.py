@@ -77,11 +77,14 @@ def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) 
         return Job(line, identifier, endpoint=str(endpoint), error=str(error), columns=columns)
     answers = None if body.get("n") is None else request.answers
     warnings = tuple(request.warnings)
+    config = request.config
+    if config.logprobs is None:
+        config = config.with_(logprobs=defaults.logprobs)
     return Job(
         line,
         identifier,
         request.prompt,
-        request.config,
+        config,
         answers,
         endpoint,
         warnings=warnings,

@@ -28,7 +28,7 @@ _ADDRESS = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _DATA = "data:"
 
 _SETTINGS = {n: v for n, v in asdict(GenerationConfig()).items() if n not in NOT_SETTINGS}
-_FIELDS = ("prompt", "messages", "images", "n", "json_schema", "grammar")
+_FIELDS = ("prompt", "messages", "images", "n", "json_schema", "grammar", "logprobs")
 _ROLES = ("system", "user", "assistant", "tool")
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class ResultFile:
         self._path = path = Path(name)
         self._superseded = False  # some results have been replaced by later ones
         self._maybe_unordered = False
+        self._is_new = not path.exists()
         if input_name not in (None, "-") and path.exists() and path.samefile(str(input_name)):
             raise OutputError(f"{name} is the input file.", "Give another name to --output.")
         with ExitStack() as stack:
@@ -60,7 +61,10 @@ class ResultFile:
     def __enter__(self) -> ResultFile:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, fault: object, *_: object) -> None:
+        if fault and self._is_new and self._regular and not self._path.stat().st_size:
+            with suppress(OSError):  # Windows
+                self._path.unlink()  # nothing could be answered
         self._open.close()
 
     def record(self, record: dict[str, Any], key: Key, *, in_order: bool) -> None:

@@ -146,6 +146,8 @@ class BatchRun:
             loading = loading.with_(images=summary.has_images)
             if source.is_empty or (summary.prompt_tokens is not None and not summary.lines):
                 self._terminal.note("The input has no lines.")
+            elif Path(input_name).is_file() and not self._asks(input_name):  # no model is loaded for that
+                next(self._requests(JobQueue(self._jobs(source.lines, input_name), waits=False), None))
             elif interruption := with_reloads(
                 self._load,
                 lambda engine: self._answer_all(engine, source, input_name, summary, loading),
@@ -161,6 +163,10 @@ class BatchRun:
             self._terminal.warn(self._summary())
             raise typer.Exit(1)
         self._terminal.note(self._summary())
+
+    def _asks(self, input_name: str) -> bool:
+        """True if any valid line has no answer yet."""
+        return any(not self._earlier.has(*wanted) for wanted in self._wanted(input_name))
 
     def _load(self, loading: Config) -> AbstractContextManager[Engine | Cluster]:
         if self._ray is None:

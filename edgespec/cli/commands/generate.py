@@ -160,7 +160,7 @@ def generate(
         option(
             _PANEL,
             "--logprobs",
-            "With --score: also write each token's log-probability, and those of the N likeliest tokens.",
+            "Add to JSON results each token's log-probability, and those of the N likeliest tokens.",
             variable=False,
             metavar="N",
         ),
@@ -193,8 +193,10 @@ def generate(
     for name in ("shard", "ray"):
         if is_on_command_line(called, name) and input_name is None:
             raise UsageError(f"--{name} needs --input.", f"Add it, or leave out --{name}.")
-    if logprobs is not None and not score:
-        raise UsageError("--logprobs needs --score.", "Add it, or leave out --logprobs.")
+    as_text = input_name is None and output_name is None and not output.as_json
+    if logprobs is not None and as_text:
+        raise UsageError("--logprobs needs --json, --input or --output.", "Add one, or leave out --logprobs.")
+    config_of_options(logprobs=logprobs)  # refuses a wrong number
     if score:
         given = {f"--{name}": is_on_command_line(called, name) for name in ("system", "answers")}
         _check_scoring(given | {"--ray": ray is not None}, has_input=input_name is not None)
@@ -219,6 +221,7 @@ def generate(
     attached = read_attachments(files)
     if attached and prompt is None:
         prompt = attached.pop()[1].removesuffix("\n").removesuffix("\r")
+    shown = read_images(images)
     with ExitStack() as stack:
         file = None
         if output_name is None or output_name == "-":
@@ -230,7 +233,7 @@ def generate(
             batch = BatchRun(
                 config_of_options(max_tokens=0, logprobs=logprobs)
                 if score
-                else _config(sampling, loading, terminal),
+                else _config(sampling, loading, terminal, logprobs),
                 terminal,
                 results,
                 file=file,
@@ -245,7 +248,6 @@ def generate(
             )
             batch.run(input_name, together)
         else:
-            as_text = output_name is None and not output.as_json
             single = _SinglePrompt(
                 terminal,
                 results,
@@ -255,7 +257,8 @@ def generate(
                 as_text,
                 answers,
                 files=attached,
-                images=read_images(images),
+                images=shown,
+                logprobs=logprobs,
             )
             single.run(prompt, loading, sampling)
 
@@ -269,16 +272,18 @@ def _check_scoring(others: dict[str, bool], *, has_input: bool) -> None:
             raise UsageError(f"{name} has no meaning with --score.", "Leave out one of them.")
 
 
-def _config(sampling: SamplingOptions, loading: Config, terminal: Terminal) -> GenerationConfig:
+def _config(
+    sampling: SamplingOptions, loading: Config, terminal: Terminal, logprobs: int | None
+) -> GenerationConfig:
     """The settings: greedy unless others are asked for, so that scripts give the same text every time."""
-    config = sampling.config_for(loading)
+    config = sampling.config_for(loading).with_(logprobs=logprobs)
     if sampling.sampling != "recommended":
         return config
     from edgespec.models.hub import catalog
 
     with terminal.working() as progress:
         path = catalog.find(loading.model.name, progress)
-    return sampling.chosen_for(loading, path, default="greedy").config
+    return sampling.chosen_for(loading, path, default="greedy").config.with_(logprobs=logprobs)
 
 
 @dataclass(frozen=True)
@@ -294,13 +299,14 @@ class _SinglePrompt:
     answers: int
     files: Sequence[tuple[Path, str]] = ()
     images: Sequence[Image] = ()
+    logprobs: int | None = None
 
     def run(self, prompt: str | None, loading: Config, sampling: SamplingOptions) -> None:
         """Answer the prompt, or standard input if there is none; with JSON, a failure gives an object too."""
         try:
             prompt = whole_prompt(prompt, self.terminal, _HOW)
             text = prompt = after_files(prompt, self.files)
-            config = _config(sampling, loading, self.terminal)
+            config = _config(sampling, loading, self.terminal, self.logprobs)
             self.terminal.rule(config.rule)
             left = deque(range(self.answers))
             given: list[Generation] = []
