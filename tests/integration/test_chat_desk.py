@@ -69,7 +69,8 @@ def test_clear_keeps_what_was_saved() -> None:
         desk.ask("/clear", until="/save NAME saves it.")
         desk.ask("Another thing", until=" tokens, ")
         desk.ask("/show", until="not saved")
-        desk.ask("/load trip", until="Resumed 1 turn")
+        desk.ask("/load trip", until=">>> Hi")
+        desk.wait_for("Resumed 1 turn")
         assert desk.leave_by("/bye\r") == 0
     assert session_messages("trip") == before
 

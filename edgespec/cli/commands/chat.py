@@ -146,6 +146,7 @@ def chat(
         if file is not None:
             resumed = conversation.resume(file)
             if typed:
+                turns.show_last_turn()
                 turns.report_resumed(resumed)
             else:
                 turns.report_resumed(resumed, hint="Send it again to have it answered.")

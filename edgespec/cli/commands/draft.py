@@ -209,4 +209,4 @@ def list_drafters(as_json: Json = False) -> None:
         )
         for pair in pairs
     ]
-    results().text(table(("TARGET", "AGREES", "WHAT", "DRAFTER"), rows))
+    results().table(table(("TARGET", "AGREES", "WHAT", "DRAFTER"), rows))

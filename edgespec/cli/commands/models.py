@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,10 +13,10 @@ from edgespec.base.progress import no_progress
 from edgespec.base.units import parse_size, readable_rate
 from edgespec.cli.options.common import Yes, confirm_removal
 from edgespec.cli.options.declaration import Json, Quiet, command_group, option
-from edgespec.cli.screen.formatting import table
+from edgespec.cli.screen.formatting import in_columns, table
 from edgespec.cli.screen.plan_tables import repository_table
 from edgespec.cli.screen.results import results
-from edgespec.cli.screen.terminal import Terminal
+from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.config import Config
 from edgespec.errors import HubError, UsageError
 from edgespec.files.user_folders import expanded
@@ -97,7 +99,7 @@ def list_models(
         sees = {m: ", sees images" if m.projector else "" for m in here}
         rows = [(m.name, readable(m.n_bytes), f"{m.source}{sees[m]}", str(m.path)) for m in here]
         rows += [(str(file.path), readable(file.n_bytes), "packed", str(file.path)) for file in packed]
-        out.text(table(("NAME", "SIZE", "FROM", "PATH"), rows))
+        out.table(table(("NAME", "SIZE", "FROM", "PATH"), rows))
     elif not everything:
         Terminal().note("No models installed. 'edgespec models list --all' lists models to download.")
     if everything:
@@ -178,7 +180,8 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
         speed, drafter = facts["plan"]["tokens_per_second"], facts["plan"]["drafter"]
         how = "plain" if drafter == "none" else f"with {drafter}"
         rows.append(("speed", f"about {readable_rate(speed, digits=2)} {how}; more: edgespec plan {model}"))
-    results().text(table((), rows))
+    width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
+    results().text("".join(f"{line}\n" for line in in_columns(rows, width)))
 
 
 def _unchosen(model: str, terminal: Terminal, *, refresh: bool = False) -> RepositoryPlan | None:

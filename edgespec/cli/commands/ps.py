@@ -36,7 +36,7 @@ def ps(as_json: Annotated[bool, option(None, "--json", "Print JSON.")] = False) 
         )
         for program in found
     ]
-    results().text(table(("PID", "MEMORY", "FOR", "COMMAND"), rows))
+    results().table(table(("PID", "MEMORY", "FOR", "COMMAND"), rows))
 
 
 def _running() -> list[dict[str, Any]]:

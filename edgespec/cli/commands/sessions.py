@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +12,7 @@ from edgespec.cli.options.common import Yes, confirm_removal
 from edgespec.cli.options.declaration import Json, command_group, option
 from edgespec.cli.screen.formatting import count, table
 from edgespec.cli.screen.results import results
-from edgespec.cli.screen.terminal import Terminal, is_terminal
+from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import UsageError, did_you_mean
 from edgespec.printable import printable
 
@@ -41,12 +39,7 @@ def list_sessions(as_json: Json = False) -> None:
         (s.name, str(s.turns), s.saved[:16].replace("T", " "), readable(s.bytes), s.model, _line(s.first))
         for s in found
     ]
-    text = table(("NAME", "TURNS", "SAVED", "SIZE", "MODEL", "FIRST QUESTION"), rows)
-    if is_terminal(sys.stdout):
-        columns = shutil.get_terminal_size().columns
-        lines = text.splitlines()
-        text = "".join(f"{ln if len(ln) <= columns else ln[: columns - 1] + '…'}\n" for ln in lines)
-    results().text(text)
+    results().table(table(("NAME", "TURNS", "SAVED", "SIZE", "MODEL", "FIRST QUESTION"), rows))
 
 
 @app.command(epilog="Examples:\n\nedgespec sessions show trip\n\nedgespec sessions show trip --json")

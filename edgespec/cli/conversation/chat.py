@@ -18,7 +18,7 @@ from edgespec.cli.options.sampling import exact_contradicts
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.screen.markdown import MarkdownWriter, last_block
 from edgespec.cli.screen.results import ResultStream
-from edgespec.cli.screen.terminal import Terminal, shows_colour
+from edgespec.cli.screen.terminal import Terminal, is_terminal, shows_colour
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from edgespec.engine.sessions.session import ResumedSession, Session
     from edgespec.images.parts import Image
 
+_LONG = 500  # characters of an earlier question that are shown; attached files stand before it
 _SET = "/set"  # where a setting comes from that was changed in the chat
 
 
@@ -157,13 +158,25 @@ class Chat:
                         show(before + chunk.text)
                         before = ""
         finally:
-            if self._writer is not None:
-                self._writer.end()
-            self.results.end_line()
+            self._end_answer()
         assert answer is not None, "the last chunk carries the answer"
         self.last_answer = answer
         self.sampled = settings.sampling_in_words(self.config, self.sources)
         return interruption, answer
+
+    def _end_answer(self) -> None:
+        if self._writer is not None:
+            self._writer.end()
+        self.results.end_line()
+
+    def show_last_turn(self) -> None:
+        """Show the last question and answer again, on a terminal."""
+        if not is_terminal(sys.stdout) or not self.session.messages:
+            return
+        question, answer = (message["content"] for message in self.session.messages[-2:])
+        self.terminal.note(f">>> {question if len(question) <= _LONG else '…' + question[-_LONG:]}")
+        (self.results.verbatim if self._writer is None else self._writer.text)(answer)
+        self._end_answer()
 
     def _report(self, answer: Generation, continue_hint: str) -> None:
         if answer.finish_reason != "cancelled":

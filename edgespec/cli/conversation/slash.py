@@ -299,6 +299,7 @@ class SlashCommands:
             raise
         self._chat.chat.last_answer = None
         self._chat.last_question = pending_question(resumed)
+        self._chat.chat.show_last_turn()
         self._chat.chat.report_resumed(resumed)
 
     def _export(self, rest: str) -> None:

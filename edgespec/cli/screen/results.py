@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 from typing import Any, TextIO
 
@@ -45,6 +46,14 @@ class ResultStream:
         elif text:
             self._write(text)
             self._at_line_start = text.endswith("\n")
+
+    def table(self, text: str) -> None:
+        """Write a table for people; on a terminal, its lines end at the window's."""
+        if self._plain:
+            columns = shutil.get_terminal_size().columns
+            lines = text.splitlines()
+            text = "".join(f"{ln if len(ln) <= columns else ln[: columns - 1] + '…'}\n" for ln in lines)
+        self.text(text)
 
     def raw(self, text: str) -> None:
         """Write control sequences; `text` must not come from a model, and must end a line."""
