@@ -11,7 +11,7 @@ import ctypes
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 
@@ -218,10 +218,13 @@ class ModelKernels:
         return own.new_planner(self.instruction_set)
 
     @contextmanager
-    def offered(self) -> Iterator[None]:
+    def offered(self, *, narrow_head: bool = False) -> Iterator[None]:
         """A block in which llama.cpp's loader has these layouts to choose from.
 
         Its list of layouts belongs to the process, so other loads wait meanwhile.
+
+        Args:
+            narrow_head: pack an output head of 8 bits or more in 5 bits, with EdgeSpec's own layout.
 
         Raises:
             BackendError: the loader cannot be restricted.
@@ -234,7 +237,9 @@ class ModelKernels:
                     f"Kernel layouts cannot be chosen with this llama.cpp build: {error}.",
                     "Set EDGESPEC_KERNELS=plain, or install the llama-cpp-python that EdgeSpec asks for.",
                 ) from error
-            yield
+            owns = any(layout.name == OWN for layout in self.layouts)
+            with library.load().narrowing_heads() if owns and narrow_head else nullcontext():
+                yield
 
 
 _offering = threading.RLock()

@@ -25,6 +25,7 @@ def open_model(
     mtp: bool = False,
     token_texts: bool = True,
     sent_from: int | None = None,
+    drafts: bool = False,
 ) -> Model:
     """A model with all of its weights in memory or mapped.
 
@@ -33,7 +34,7 @@ def open_model(
         devices: which layers are on devices.
         mtp: whether its layers for multi-token prediction are to draft.
         token_texts: whether texts are to be tokenized with it.
-        sent_from: of `Model`.
+        sent_from, drafts: of `Model`.
     """
     state.on_progress(f"Loading {path.name}", 0.0)
     try:
@@ -47,6 +48,7 @@ def open_model(
             mtp=mtp,
             token_texts=token_texts,
             sent_from=sent_from,
+            drafts=drafts,
         )
     except BaseException:
         if weights is not None:
@@ -76,4 +78,5 @@ def open_drafting_model(
         devices=devices,
         mtp=mtp,
         token_texts=not same_tokens(plan.target.headers[0], files.headers[0]),
+        drafts=True,
     )

@@ -129,6 +129,17 @@ def test_neither_threads_nor_the_instruction_set_change_a_bit(
             assert np.array_equal(logits(model, rows=16), expected), name
 
 
+def test_the_head_of_a_model_that_drafts_is_packed_in_fewer_bits(
+    own: library.NativeLibrary, smol_path: Path, tmp_path: Path
+) -> None:
+    tiny = write_tiny(tmp_path / "tiny.gguf", "llama", smol_path)  # in F16
+    with Model(tiny) as whole, Model(tiny, drafts=True) as narrow:
+        expected, found = logits(whole, rows=1), logits(narrow, rows=1)
+        assert np.array_equal(logits(narrow, rows=33, n_threads=1), found)
+    assert not np.array_equal(found, expected)
+    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.99
+
+
 def test_they_compute_what_ggml_computes(
     own: library.NativeLibrary, model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -36,6 +37,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "edgespec_register": (ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(_Operations)]),
     "edgespec_buffer_type": (ctypes.c_void_p, []),
     "edgespec_activate": (None, []),
+    "edgespec_narrow_heads": (None, [ctypes.c_int]),
     "edgespec_planner_new": (ctypes.c_void_p, [ctypes.c_int, ctypes.c_int]),
     "edgespec_planner_free": (None, [ctypes.c_void_p]),
     "edgespec_plan_with": (None, [ctypes.c_void_p]),
@@ -107,6 +109,15 @@ class NativeLibrary:
     def activate(self) -> None:
         """Make ggml ask the library about every node from now on."""
         self._f["edgespec_activate"]()
+
+    @contextmanager
+    def narrowing_heads(self) -> Iterator[None]:
+        """A block in which this thread packs output heads of 8 bits or more in 5 bits."""
+        self._f["edgespec_narrow_heads"](True)
+        try:
+            yield
+        finally:
+            self._f["edgespec_narrow_heads"](False)
 
     def instruction_sets(self) -> tuple[str, ...]:
         """The names of those that this library and this processor have, the least capable first."""

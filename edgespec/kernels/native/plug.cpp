@@ -27,10 +27,13 @@ constexpr int F32 = 0, I32 = 26;
 constexpr size_t ALIGNMENT = 64;
 constexpr int GRABS = 8;          // a thread's shares of a product, so that one that is held up delays nobody
 constexpr int64_t MAX_PANELS = 16;  // of a share
+constexpr size_t WIDE_BLOCK = 34;   // bytes of 32 weights, from which a head can be narrowed
 
 edgespec_operations ops;
 thread_local Planner * planner = nullptr;  // of the graphs that this thread has ggml compute
+thread_local bool narrows_heads = false;  // of the models that this thread loads
 Buffer * (*alloc_plain)(BufferType *, size_t);
+size_t (*quantize)(int type, const float *, void *, int64_t start, int64_t rows, int64_t k, const float * importance);
 BufferType * plain_type;
 void (*barrier)(void * threadpool);
 extern BufferType packed_type;
@@ -305,12 +308,31 @@ int usable_cores() {
     return cores < 1 ? 1 : (int) cores;
 }
 
+// Is it an output head with so many bits that fewer do to draft? Embeddings that serve as one need theirs.
+bool can_be_narrowed(const Tensor * t) {
+    return !strcmp(t->name, "output.weight") && t->ne[2] == 1 && t->ne[0] % 32 == 0 && edgespec_file_row_bytes(t->type, 256) >= 8 * WIDE_BLOCK;
+}
+
+// Packs a panel in 5 bits.
+void pack_narrowed(const Tensor * t, const char * data, int64_t panel) {
+    const int64_t k = t->ne[0], first = panel * EDGESPEC_PANEL_ROWS, left = t->ne[1] - first;
+    const int64_t rows = left < EDGESPEC_PANEL_ROWS ? left : EDGESPEC_PANEL_ROWS;
+    std::vector<char> wide(edgespec_packed_bytes(t->type, k, rows)), narrow(rows * edgespec_file_row_bytes(Q5_0::ID, k));
+    std::vector<float> values(rows * k);
+    edgespec_pack(t->type, data + first * edgespec_file_row_bytes(t->type, k), k, rows, 0, 1, wide.data());
+    for (int64_t row = 0; row < rows; row++) edgespec_unpack_row(t->type, wide.data(), k, row, values.data() + row * k);
+    quantize(Q5_0::ID, values.data(), narrow.data(), 0, rows, k, nullptr);
+    edgespec_pack(Q5_0::ID, narrow.data(), k, rows, 0, 1, t->data + panel * edgespec_panel_bytes(Q5_0::ID, k));
+}
+
 // Packs a weight from its bytes in a file, with all processors that this process may use.
 void set_tensor(Buffer *, Tensor * t, const void * data, size_t offset, size_t size) {
     const int64_t k = t->ne[0], n = t->ne[1], matrices = t->ne[2], panels = panels_of(t);
     const size_t of_file = edgespec_file_row_bytes(t->type, k) * n, of_packed = edgespec_packed_bytes(t->type, k, n);
     if (offset || size != of_file * matrices) refuse("a weight was set in parts");
+    const bool narrowed = narrows_heads && can_be_narrowed(t);
     const auto pack = [&](int64_t first, int64_t last) {
+        for (; narrowed && first < last; first++) pack_narrowed(t, (const char *) data, first);
         while (first < last) {
             const int64_t m = first / panels, p = first % panels, count = panels - p < last - first ? panels - p : last - first;
             edgespec_pack(t->type, (const char *) data + m * of_file, k, n, p, p + count, t->data + m * of_packed);
@@ -333,6 +355,12 @@ void set_tensor(Buffer *, Tensor * t, const void * data, size_t offset, size_t s
     }
     work();
     for (auto & thread : others) thread.join();
+    if (narrowed) {
+        t->type = Q5_0::ID;
+        t->nb[0] = edgespec_file_row_bytes(t->type, 32);
+        t->nb[1] = edgespec_file_row_bytes(t->type, k);
+        t->nb[2] = t->nb[3] = t->nb[1] * n;
+    }
 }
 
 const char * get_name(BufferType *) { return "EDGESPEC"; }
@@ -399,12 +427,13 @@ const char * edgespec_register(const void * within, void * device, const edgespe
     alloc_plain = (Buffer * (*) (BufferType *, size_t)) dlsym(library, "ggml_backend_buft_alloc_buffer");
     auto plain = (BufferType * (*) ()) dlsym(library, "ggml_backend_cpu_buffer_type");
     auto row_size = (size_t (*)(int, int64_t)) dlsym(library, "ggml_row_size");
+    quantize = (decltype(quantize)) dlsym(library, "ggml_quantize_chunk");
     const void * table = dlsym(library, "_ZTVN4ggml3cpu6repack17extra_buffer_typeE");
     const void * supports = dlsym(
         library, "_ZN4ggml3cpu6repack17extra_buffer_type11supports_opEP19ggml_backend_devicePK11ggml_tensor");
     const void * traits =
         dlsym(library, "_ZN4ggml3cpu6repack17extra_buffer_type17get_tensor_traitsEPK11ggml_tensor");
-    if (!types || !barrier || !alloc_plain || !plain || !row_size || !table || !supports || !traits) {
+    if (!types || !barrier || !alloc_plain || !plain || !row_size || !quantize || !table || !supports || !traits) {
         return "it hides its extra buffer types";
     }
     if (virtual_entry(table, 2) != supports || virtual_entry(table, 3) != traits) {
@@ -420,6 +449,8 @@ const char * edgespec_register(const void * within, void * device, const edgespe
 }
 
 void * edgespec_buffer_type(void) { return &packed_type; }
+
+void edgespec_narrow_heads(int on) { narrows_heads = on; }
 
 void edgespec_activate(void) { packed_type.context = &packed; }
 

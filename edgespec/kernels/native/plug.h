@@ -27,6 +27,9 @@ void * edgespec_buffer_type(void);
 /* Has ggml ask about nodes from now on. Products of packed weights are computed with the best instruction set where no
  * planner says otherwise. */
 void edgespec_activate(void);
+/* Has output heads that this thread loads from now on and whose weights take 8 bits or more packed in 5 bits (Q5_0), or
+ * no longer: for models that only draft, whose every step reads the whole head. */
+void edgespec_narrow_heads(int on);
 /* How the nodes of a context are computed: with which instruction set (-1: the best one), and whether attention and
  * products of F32 matrices are computed here as well or left to ggml. Null if the instruction set cannot be used here.
  * To be freed after the context. */

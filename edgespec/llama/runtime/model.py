@@ -65,6 +65,7 @@ class Model:
         sent_from: weights that no device holds are sent to devices for passes of so many rows (see
             `costs.sending`), unless they are rearranged and not read again; None leaves that to ggml.
         mtp: load the layers for multi-token prediction, too, for a context that drafts with them.
+        drafts: the model drafts and does nothing else, so its output head may be packed in 5 bits.
 
     Attributes:
         states: of the model's files, as they were loaded.
@@ -100,6 +101,7 @@ class Model:
         vetted: bool = True,
         mtp: bool = False,
         sent_from: int | None = None,
+        drafts: bool = False,
     ) -> None:
         if not vocabulary_only:
             forks.check_computing()
@@ -168,7 +170,7 @@ class Model:
         params.progress_callback = report
         try:
             with (
-                self.kernels.offered() if layouts else nullcontext(),
+                self.kernels.offered(narrow_head=drafts) if layouts else nullcontext(),
                 nullcontext() if self.guard is None else self.guard.entered(),
                 log_lines() as log,
                 signals,
