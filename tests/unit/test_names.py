@@ -212,7 +212,10 @@ def test_names_lead_to_the_hub() -> None:
         ("qwen3:8b-thinking-2507", "None"),  # another model
         ("qwen3:9b", "None"),
         ("qwen3:8", "None"),
-        ("qwen3:latest", "None"),
+        ("qwen3", "Qwen/Qwen3-8B-GGUF:Q4_K_M"),
+        ("Llama3.2:latest", "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M"),
+        ("gpt-oss", "ggml-org/gpt-oss-20b-GGUF:MXFP4"),
+        ("gpt", "None"),
         ("qwen3:", "None"),
         ("smollm2:135m", "None"),  # comes in a package
     ],

@@ -51,11 +51,10 @@ def machine(tmp_path: Path) -> Machine:
 
 @pytest.mark.slow
 def test_more_memory_suggests_larger_models(machine: Machine) -> None:
-    chosen = [suggest(machine(memory * GIB))[0] for memory in (3, 6, 24, 96)]
+    chosen = [suggest(machine(memory * GIB))[-1] for memory in (3, 6, 24, 96)]
     sizes = [found.entry.parameters for found in chosen]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
-    assert all(found.tokens_per_second >= 5 for found in chosen)
 
 
 def test_a_mixture_takes_the_time_of_its_active_experts(machine: Machine) -> None:
@@ -106,8 +105,8 @@ def test_what_is_here_is_not_downloaded_again(machine: Machine) -> None:
 def test_the_lines_have_the_commands(machine: Machine) -> None:
     toy, *models = welcome_lines(suggest(machine(12 * GIB, disk_rate=7e9)))
     assert toy == "This is SmolLM2 135M, the bundled demo model. Better models for this machine:"
-    pattern = r"  about [\d.]+ tokens/s: edgespec chat \S+( --draft \S+)? \([\d.]+ GiB\)"
-    assert models
+    pattern = r"  about [\d.]+ tokens/s: edgespec chat \S+( --draft \S+)? \([\d.]+ [GM]iB\)"
+    assert 3 <= len(models) <= 5
     assert all(re.fullmatch(pattern, line) for line in models)
     assert max(map(len, [toy, *models])) < 80
     assert welcome_lines([]) == [
@@ -123,8 +122,11 @@ def test_the_lines_have_the_commands(machine: Machine) -> None:
 def test_only_usable_models_are_suggested(
     memory: int, disk_rate: float, byte_s: float, machine: Machine
 ) -> None:
-    for found in suggest(machine(memory * GIB, disk_rate=disk_rate, byte_s=byte_s)):
-        assert found.tokens_per_second >= USABLE
+    found = suggest(machine(memory * GIB, disk_rate=disk_rate, byte_s=byte_s))
+    assert len(found) <= 5
+    assert all(suggestion.tokens_per_second >= USABLE for suggestion in found)
+    sizes = [suggestion.entry.parameters for suggestion in found]
+    assert sizes == sorted(set(sizes))
 
 
 def test_a_machine_too_slow_for_all_of_them_is_told_so(machine: Machine) -> None:
@@ -133,7 +135,7 @@ def test_a_machine_too_slow_for_all_of_them_is_told_so(machine: Machine) -> None
 
 @pytest.mark.slow
 def test_measured_products_decide(machine: Machine) -> None:
-    quick, slow = (suggest(machine(12 * GIB, byte_s=byte_s))[0] for byte_s in (BYTE_S / 4, 8 * BYTE_S))
+    quick, slow = (suggest(machine(12 * GIB, byte_s=byte_s))[-1] for byte_s in (BYTE_S / 4, 8 * BYTE_S))
     assert quick.entry.parameters > slow.entry.parameters
 
 

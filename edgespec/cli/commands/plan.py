@@ -38,7 +38,8 @@ def plan(
     and disk otherwise. Models on the Hub are not downloaded.
     """
     loading, temperature = flag.on(loading, called).with_(mmproj=mmproj), sampling.config().temperature
-    with Terminal(quiet=output.quiet, verbose=output.verbose).working() as progress:
+    with Terminal(quiet=output.quiet, verbose=output.verbose).working(long=True) as progress:
+        progress("Planning", 0.0)
         record, text = _planned(loading, temperature, progress, verbose=output.verbose)
     if output.as_json:
         results().record(record)

@@ -28,7 +28,7 @@ def welcome(terminal: Terminal) -> None:
 
 
 def welcome_lines(suggestions: list[Suggestion]) -> list[str]:
-    """At most three lines, which fit a usual window: the demo model, and a command for each better one."""
+    """A few lines, which fit a usual window: the demo model, and a command for each better one."""
     if not suggestions:
         return [_DEMO, f"No larger model in the catalog would reach {_USABLE} tokens/s here."]
     return [f"{_DEMO} Better models for this machine:", *map(_line, suggestions)]

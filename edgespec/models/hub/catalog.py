@@ -57,6 +57,7 @@ class CatalogEntry:
         drafters: names of models that draft for it well, best first.
         package, file: the Python package it comes in, and the file in it.
         suggested: whether it is among those that newcomers are shown.
+        latest: whether Ollama means it by the name of its family alone.
         mtp: where its multi-token-prediction layer is: "inside" the file, in a "separate" one, or empty.
         source: where the facts are from; empty for entries that were made with the files at hand.
         verified: whether all of them were found in that source.
@@ -74,6 +75,7 @@ class CatalogEntry:
     package: str = ""
     file: str = ""
     suggested: bool = False
+    latest: bool = False
     mtp: str = ""
     source: str = ""
     verified: bool = True
@@ -134,12 +136,16 @@ def names() -> tuple[str, ...]:
 def named(name: str) -> tuple[CatalogEntry, str] | None:
     """The catalog's entry of a name, and what the name picks there; None if there is no such entry.
 
-    Names are `entry` and `entry:pick`, and as Ollama spells them: `qwen3:8b`, `qwen3:8b-instruct-q4_K_M`.
+    Names are `entry` and `entry:pick`, and as Ollama spells them: `qwen3`, `qwen3:latest`, `qwen3:8b`,
+    `qwen3:8b-instruct-q4_K_M`.
     """
     known = entries()
     first, _, pick = (part.strip() for part in name.partition(":"))
     if first.lower() in known:
         return known[first.lower()], pick
+    if ":" not in name or pick.lower() == "latest":
+        family = (entry for entry in known.values() if entry.latest)
+        return next(((e, "") for e in family if e.name.rpartition("-")[0] == first.lower()), None)
     words = pick.split("-")
     for n in range(len(words), 0, -1):
         start = f"{first}-{'-'.join(words[:n])}".lower()
@@ -223,7 +229,8 @@ def hub_name_of(model: str) -> HubName | None:
     if _holds(expanded(model).exists):
         return None
     name = _hub_name(model)
-    ollamas = name is not None and ":" in model and parse_hub_name(model) is None
+    exact = ":" not in model and model.lower() in entries()
+    ollamas = name is not None and not exact and parse_hub_name(model) is None
     return None if ollamas and find_external(model) is not None else name
 
 

@@ -26,7 +26,7 @@ from edgespec.planning.pass_costs import passes_of
 from edgespec.planning.plan import Plan, Planner
 from edgespec.profiles.store import ProfileStore, disk_key
 
-_AS_FAST_AS_READING = 5.0  # tokens a second
+_LEAST, _MOST = 3, 5  # suggested models
 USABLE = 2.0
 """Tokens a second below which no model is suggested: half a page takes three minutes."""
 
@@ -81,9 +81,9 @@ class Resources:
 
 
 def suggest(resources: Resources) -> list[Suggestion]:
-    """The best model that is as fast as reading, or else the fastest; and a larger one that is usable.
+    """Three to five models, small and quick to large and good; fewer if not as many have room and are usable.
 
-    Empty if none has room and is usable.
+    Each is faster than all larger ones; where such models are too few, the largest others join them.
     """
     possible = [
         found
@@ -92,15 +92,15 @@ def suggest(resources: Resources) -> list[Suggestion]:
         and (found := estimate(entry, resources)) is not None
         and found.tokens_per_second >= USABLE
     ]
-    if not possible:
-        return []
-    quick = [found for found in possible if found.tokens_per_second >= _AS_FAST_AS_READING]
-    if quick:
-        chosen = max(quick, key=lambda found: found.entry.parameters)
-    else:
-        chosen = max(possible, key=lambda found: found.tokens_per_second)
-    larger = [found for found in possible if found.entry.parameters > 1.5 * chosen.entry.parameters]
-    return [chosen, *([max(larger, key=lambda found: found.entry.parameters)] if larger else [])]
+    possible.sort(key=lambda found: -found.entry.parameters)
+    chosen: list[Suggestion] = []
+    for found in possible:
+        if not chosen or found.tokens_per_second > chosen[-1].tokens_per_second:
+            chosen.append(found)
+    chosen += [found for found in possible if found not in chosen][: max(_LEAST - len(chosen), 0)]
+    chosen.sort(key=lambda found: found.entry.parameters)
+    steps = min(len(chosen), _MOST)
+    return [chosen[round(step * (len(chosen) - 1) / max(steps - 1, 1))] for step in range(steps)]
 
 
 def estimate(entry: CatalogEntry, resources: Resources) -> Suggestion | None:
