@@ -35,7 +35,8 @@ from edgespec.config import Config, DevicesConfig
 from edgespec.costs.curves import Curve
 from edgespec.costs.sending import NEVER
 from edgespec.engine.decoding import Decoder
-from edgespec.errors import EdgeSpecError, MemoryLimitError, StreamError
+from edgespec.engine.engine import Engine
+from edgespec.errors import EdgeSpecError, StreamError
 from edgespec.kernels import ggml
 from edgespec.kernels.device_speed import measure_speeds, refuses_to_pin, transfer_times
 from edgespec.kernels.ggml import rpc
@@ -68,6 +69,7 @@ from edgespec.planning.host_products import host_costs
 from edgespec.planning.report.model_report import plan_for
 from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import ProfileStore
+from tests.least_memory import load_in_least_memory
 
 PROMPT = "Why is the sky blue?"
 ANSWER = GenerationConfig(max_tokens=16)
@@ -430,7 +432,7 @@ def interrupted(path: Path, device: int, seed: int = 0) -> dict[str, int]:
         contexts.append(Context(model, **sizes, n_threads=1, observers=[fails] if weights else []))
     in_memory, from_disk = contexts
     reader = from_disk.model.weights._reader  # type: ignore[attr-defined]
-    for _ in range(60):
+    for _ in range(30):
         rows = draw.choice([1, 2, 4, 5, 8, 16, 24])
         batch = TokenBatch.run([draw.randrange(1000) for _ in range(rows)], 0, n_sequences=1, logits="all")
         for context in contexts:
@@ -645,34 +647,31 @@ def case(model: str, **options: Any) -> dict[str, Any]:
     """An answer, and how the model was loaded; or the error."""
     try:
         with edgespec.load(model, **(OPTIONS | options)) as engine:
-            answer = engine.generate(PROMPT, ANSWER)
-            return {
-                "tokens": list(answer.tokens),
-                "exact": answer.exact,
-                "passes": len(answer.passes),
-                "layers": answer.memory.layers,
-                "device_bytes": answer.memory.device_bytes,
-                "streamed": answer.memory.streamed_bytes_per_pass,
-                "misses": answer.experts.misses if answer.experts is not None else 0,
-                "notes": engine.notes,
-                "warnings": engine.warnings,
-            }
+            return answered(engine)
     except EdgeSpecError as error:
         return {"error": f"{error.what} {error.hint}"}
 
 
 def in_least_memory(model: str, **options: Any) -> dict[str, Any]:
     """An answer in as little memory as streaming needs, which errors tell."""
-    memory = 1 << 20
-    while True:
-        try:
-            edgespec.load(model, **(OPTIONS | options), memory=memory).close()
-        except MemoryLimitError as error:
-            if error.least is None or error.least <= memory:
-                raise
-            memory = error.least
-        else:
-            return case(model, **options, memory=memory)
+    with load_in_least_memory(Path(model), **(OPTIONS | options)) as engine:
+        return answered(engine)
+
+
+def answered(engine: Engine) -> dict[str, Any]:
+    """An answer, and how the model was loaded."""
+    answer = engine.generate(PROMPT, ANSWER)
+    return {
+        "tokens": list(answer.tokens),
+        "exact": answer.exact,
+        "passes": len(answer.passes),
+        "layers": answer.memory.layers,
+        "device_bytes": answer.memory.device_bytes,
+        "streamed": answer.memory.streamed_bytes_per_pass,
+        "misses": answer.experts.misses if answer.experts is not None else 0,
+        "notes": engine.notes,
+        "warnings": engine.warnings,
+    }
 
 
 def plan(model: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -213,19 +214,24 @@ def test_a_device_that_runs_out_of_memory_in_an_answer_gets_less(short_path: Pat
     assert found["again"]["tokens"] == found["processor"]["tokens"]
 
 
-@pytest.mark.parametrize("how", ["lost", "memory"])
+@pytest.mark.parametrize(
+    ("how", "asked"),
+    slow_except(
+        [("lost", "--prompt"), ("memory", "--input")], product(("lost", "memory"), ("--prompt", "--input"))
+    ),
+)
 def test_a_command_repeats_what_a_failed_device_has_not_finished(
-    how: str, short_path: Path, has_rpc: None, tmp_path: Path
+    how: str, asked: str, short_path: Path, has_rpc: None, tmp_path: Path
 ) -> None:
     if how == "lost" and call_guard() is None:
         pytest.skip("EdgeSpec's library was not compiled, so nothing can be caught")
     lines = tmp_path / "in.jsonl"
     lines.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("a", "bc", "def")), "utf-8")
-    for arguments in (["--prompt", "Why is the sky blue?"], ["--input", str(lines)]):
-        found = failing(short_path, how, command=arguments)
-        assert (found["code"], found["said"].count("Reloading the model.")) == (0, 1), found
-        assert found["said"].startswith("RPC0 ")
-        assert _texts(found["text"]) == _texts(found["processor"]) != []
+    value = "Why is the sky blue?" if asked == "--prompt" else str(lines)
+    found = failing(short_path, how, command=[asked, value])
+    assert (found["code"], found["said"].count("Reloading the model.")) == (0, 1), found
+    assert found["said"].startswith("RPC0 ")
+    assert _texts(found["text"]) == _texts(found["processor"]) != []
 
 
 def _texts(printed: str) -> list[str]:
@@ -334,8 +340,8 @@ def test_memory_that_is_pinned_for_a_lost_device_is_not_freed(amended: Cases) ->
 def test_passes_that_fail_while_weights_from_disk_are_sent_can_be_repeated(amended: Cases) -> None:
     for name in ("interrupted", "interrupted state"):  # what is not a number would stay in a running state
         found = amended[name]
-        assert found["passes"] == 60
-        assert found["failed"] > 10, found
+        assert found["passes"] == 30
+        assert found["failed"] > 5, found
         assert found["differ"] == 0, found
 
 

@@ -40,6 +40,7 @@ from edgespec.processes.trial import Verdict, attempt_in_child
 from edgespec.profiles.store import ProfileStore, image_key
 from tests.least_memory import load_in_least_memory, weights_of
 from tests.program import run_here
+from tests.tiers import slow_except
 from tests.tiny_heads import tiny_head
 from tests.tiny_images import PROJECTORS, ROWS, SIDE, png, png_of, write_projector, write_seeing
 
@@ -58,9 +59,15 @@ def library() -> Any:
         pytest.skip(f"llama.cpp was compiled without images: {missing}")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=FAMILIES[:1])
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+each_family = pytest.mark.parametrize("family", FAMILIES, indirect=True, scope="module")
+each_family_at_length = pytest.mark.parametrize(
+    "family", slow_except(["qwen3vl"], FAMILIES), indirect=True, scope="module"
+)
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +139,7 @@ def read_by_llama_cpp(library: Any, model: Model, projector: Path, context: Cont
     return found
 
 
+@each_family
 def test_the_cache_holds_the_bits_that_llama_cpps_own_helper_leaves(
     library: Any, seeing: Path, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +179,7 @@ def assert_same_state(library: Any, path: Path, projector: Path, images: int) ->
         assert same
 
 
+@each_family
 def test_rows_of_an_image_see_those_behind_them_where_the_model_wants_that(seeing: Path, family: str) -> None:
     reader = ImageReader(seeing, None, threads=1, context=512)
     tokens = [*reader.read(PICTURE, "it"), 5]
@@ -256,6 +265,7 @@ def test_rows_are_known_for_as_long_as_somebody_holds_them(
     assert not reader.knows(tokens)
 
 
+@each_family
 def test_headers_tell_the_tokens_of_a_picture(seeing: Path, family: str, tmp_path: Path) -> None:
     projector = write_projector(tmp_path / "mmproj-other.gguf", family, longest_edge=2 * SIDE)
     reader = ImageReader(seeing, projector, threads=1, context=512)
@@ -269,6 +279,7 @@ def test_headers_tell_the_tokens_of_a_picture(seeing: Path, family: str, tmp_pat
     assert sum(token < 0 for token in tokens) == expected
 
 
+@each_family
 def test_a_large_image_is_divided(seeing: Path, family: str, tmp_path: Path) -> None:
     if family == "qwen3vl":  # takes images of any size
         reader = ImageReader(seeing, None, threads=1, context=512)
@@ -288,6 +299,7 @@ def test_a_large_image_is_divided(seeing: Path, family: str, tmp_path: Path) -> 
 # Answers.
 
 
+@each_family
 def test_drafts_change_no_token(plain: Engine, seeing: Path) -> None:
     questions = [asked(PICTURE), asked(ANOTHER), asked(PICTURE, "x y z")]
     settings = [CONFIG, CONFIG.with_(temperature=1.0, seed=7), CONFIG.with_(repeat_penalty=1.3)]
@@ -325,6 +337,7 @@ def test_trees_that_outgrow_a_sliding_window_change_no_token(
     assert max(record.accepted for answer in answers for record in answer.passes) > window > 0
 
 
+@each_family_at_length
 def test_streamed_weights_change_no_token(plain: Engine, seeing: Path) -> None:
     expected = plain.generate(asked(PICTURE), CONFIG).tokens
     options = {"draft": str(seeing), "context": 512, "threads": 1, "exact": True, "tree_budget": 8}
@@ -373,6 +386,7 @@ def test_streamed_weights_are_read_once_for_texts_and_images(
     assert many >= 2 * few
 
 
+@each_family_at_length
 def test_what_was_read_of_an_image_is_used_again(plain: Engine, seeing: Path, family: str) -> None:
     def fresh(question: list[dict[str, Any]]) -> Generation:
         with opened(seeing, "none") as engine:
@@ -388,6 +402,7 @@ def test_what_was_read_of_an_image_is_used_again(plain: Engine, seeing: Path, fa
     assert other.tokens == fresh(third).tokens
 
 
+@each_family_at_length
 def test_states_on_disk_never_end_within_an_image(seeing: Path, family: str) -> None:
     filling = "word " * 20  # a block of saved states ends within the image then
     question = asked(PICTURE)
@@ -460,6 +475,7 @@ def test_heads_draft_for_texts_beside_images(library: Any, smol_path: Path, tmp_
 # Beside other sequences.
 
 
+@each_family_at_length
 def test_shared_passes_change_no_token(plain: Engine, seeing: Path, family: str) -> None:
     questions = [
         asked(PICTURE),
@@ -480,6 +496,7 @@ def test_shared_passes_change_no_token(plain: Engine, seeing: Path, family: str)
         assert sum(len(answer.passes) for answer in answers) < sum(len(answer.tokens) for answer in answers)
 
 
+@each_family_at_length
 def test_a_full_cache_sets_sequences_with_images_aside(seeing: Path, family: str, plain: Engine) -> None:
     questions = [asked(data, f"{text} {n}") for n in range(3) for data in (PICTURE, ANOTHER) for text in "xy"]
     expected = [plain.generate(question, CONFIG).tokens for question in questions]
@@ -742,6 +759,7 @@ def test_prompts_with_images_cannot_be_scored(plain: Engine) -> None:
 # The command line.
 
 
+@each_family
 def test_plans_say_that_a_model_sees(seeing: Path, family: str, tmp_path: Path) -> None:
     done = run_here("plan", str(seeing), "--draft", "none", "--context", "512", "--json")
     assert done.returncode == 0, done.stderr

@@ -247,7 +247,7 @@ def test_tokens_that_run_on_behind_a_trigger_must_fit() -> None:
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
 @pytest.mark.parametrize("required", [True, False])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 1 << 20))
 def test_whatever_is_permitted_is_a_valid_call(syntax: CallSyntax, required: bool, seed: int) -> None:
     answer = answer_matcher(calls=calls(syntax, required=required))

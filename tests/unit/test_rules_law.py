@@ -18,6 +18,7 @@ from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import method_for
 from edgespec.speculation.sampling import Sampler
+from tests.tiers import examples
 from tests.unit.chance import ScriptedDraws, law_of
 from tests.unit.tables import (
     FILTERED,
@@ -158,7 +159,7 @@ def test_a_drafter_with_a_smaller_vocabulary(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", DRAWN)
 @given(pair=pairs(), depth=st.integers(1, 2), budget=st.sampled_from([2, 3, 4, 5, 10]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_any_pair_of_laws(rule: str, pair: tuple[Table, Table, int], depth: int, budget: int) -> None:
     target, drafter, vocabulary = pair
     if rule != "spectr" or depth > 1:
