@@ -196,6 +196,15 @@ def short_path(smol_path: Path) -> Path:
     )
 
 
+@pytest.fixture(scope="session")
+def short_q4_path(short_path: Path) -> Path:
+    """The same, requantized to Q4_0, for which every processor has a kernel layout if it has any."""
+    return made_once(
+        f"smol-short-q4_0-{version('llama-cpp-python')}.gguf",
+        lambda path: make_drafter(short_path, path, quantization="q4_0"),
+    )
+
+
 def package_folder(name: str) -> Path:
     """The folder of an installed model package, found without importing it."""
     spec = importlib.util.find_spec(name)

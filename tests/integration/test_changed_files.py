@@ -27,10 +27,10 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def model(q4_drafter_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def model(short_q4_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model that may be written to, whose times count as old."""
     monkeypatch.setattr(filestate, "_COARSEST_NS", 0)
-    return Path(shutil.copy(q4_drafter_path, tmp_path / "model.gguf"))
+    return Path(shutil.copy(short_q4_path, tmp_path / "model.gguf"))
 
 
 USUAL = {"draft": "none", "context": 512, "exact": False, "threads": 1}
@@ -90,8 +90,8 @@ def test_a_model_in_memory_does_not_need_its_file(
     assert truncated_in_use(model, str(drafter), "auto") == "True\n"
 
 
-def test_weights_without_a_kernel_layout_are_in_memory_too(smol_path: Path, tmp_path: Path) -> None:
-    model = Path(shutil.copy(smol_path, tmp_path / "model.gguf"))
+def test_weights_without_a_kernel_layout_are_in_memory_too(short_path: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copy(short_path, tmp_path / "model.gguf"))
     with load(model) as engine:
         expected = tokens(engine)
         rearrange(model)

@@ -20,7 +20,7 @@ from tests.clients.report import Row
 from tests.clients.running import Failed
 from tests.conftest import TEST_MODELS
 
-pytestmark = pytest.mark.slow  # test_clients.py of the unit tests has the script and the table
+pytestmark = pytest.mark.slow  # it tests a tool, which is run by hand
 
 _PROGRAM = """\
 #!{python}

@@ -27,6 +27,7 @@ from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
 from tests.least_memory import load_in_least_memory
+from tests.tiers import slow_except
 from tests.tiny import write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +95,7 @@ print("closed")
 """
 
 
-@pytest.mark.parametrize("kind", ["resident", "model", "streamed-model"])
+@pytest.mark.parametrize("kind", slow_except(["streamed-model"], ["resident", "model", "streamed-model"]))
 def test_closing_while_another_thread_generates_ends_its_answer(path: Path, kind: str) -> None:
     assert run(_CLOSE_WHILE_ANOTHER_GENERATES, path, kind) == "closed\n"
 
@@ -153,7 +154,7 @@ def close_between_chunks(path: str, kind: str) -> None:
             engine.generate(prompt, LONG)
 
 
-@pytest.mark.parametrize("kind", ["resident", "streamed"])
+@pytest.mark.parametrize("kind", slow_except(["streamed"], ["resident", "streamed"]))
 def test_closing_beside_an_answer_that_waits_to_continue(path: Path, kind: str) -> None:
     in_a_child(close_between_chunks, path, kind)
 
@@ -273,7 +274,7 @@ print("both went on")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are never forked here")
-@pytest.mark.parametrize("kind", ["model", "streamed"])
+@pytest.mark.parametrize("kind", slow_except(["streamed"], ["model", "streamed"]))
 def test_a_forked_process_is_told_instead_of_hanging(path: Path, kind: str) -> None:
     assert run(_FORK, path, kind) == "both went on\n"
 

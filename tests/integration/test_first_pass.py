@@ -43,10 +43,10 @@ ENGINES: list[dict[str, Any]] = [{"draft": "none"}, {"draft": "lookup"}, {"tree_
 
 
 @pytest.fixture(scope="module", params=slow_except([ENGINES[2]], ENGINES))
-def engine(request: pytest.FixtureRequest, smol_path: Path, q4_drafter_path: Path) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest, short_path: Path, short_q4_path: Path) -> Iterator[Engine]:
     """Plain, drafted for by lookup, by trees of one size, and by trees sized by cost."""
-    options = {"draft": q4_drafter_path, **request.param}
-    with open_streamed(smol_path, **options) as engine:
+    options = {"draft": short_q4_path, **request.param}
+    with open_streamed(short_path, **options) as engine:
         yield engine
 
 
@@ -106,12 +106,12 @@ def test_a_later_turn_is_read_with_its_first_tree(engine: Engine) -> None:
     assert engine.generate(turns, CONFIG).tokens == answer.tokens
 
 
-def test_blocks_of_the_prompt_are_saved(smol_path: Path) -> None:
+def test_blocks_of_the_prompt_are_saved(short_path: Path) -> None:
     prompt = "one two three four five six seven eight nine ten " * 30
     missing: list[int] = []
     answers = []
     for _ in range(2):
-        with open_streamed(smol_path, prompt_cache=True) as engine:
+        with open_streamed(short_path, prompt_cache=True) as engine:
             answers.append(
                 engine.generate(prompt, CONFIG, raw=True, on_prefill=lambda _read, of: missing.append(of))
             )
@@ -119,6 +119,6 @@ def test_blocks_of_the_prompt_are_saved(smol_path: Path) -> None:
     assert missing[-1] < BLOCK < missing[0]
 
 
-def test_nothing_is_left_unread_in_memory(smol_path: Path) -> None:
-    with edgespec.load(smol_path, draft="none", context=256) as engine:
+def test_nothing_is_left_unread_in_memory(short_path: Path) -> None:
+    with edgespec.load(short_path, draft="none", context=256) as engine:
         assert engine.generate(PROMPT, CONFIG).passes[0].prompt_rows == 0

@@ -235,7 +235,7 @@ with open_engine(json.loads(sys.argv[1]), sys.argv[2]) as engine:
     start = time.perf_counter()
     engine.generate(PROMPT, SAMPLED)
     seconds = time.perf_counter() - start
-    for number in range(16):
+    for number in range(8):
         engine.target.rewind(0)
         engine.last_generation = None  # the signal may come before the next one has begun
         timer = threading.Timer(rng.random() * seconds, os.kill, (os.getpid(), signal.SIGINT))

@@ -47,7 +47,7 @@ from tests.sabotage import sabotage
 from tests.tiers import slow_except
 from tests.tiny import write_tiny
 
-_LENGTH = 96
+_LENGTH = 66
 Q4_0, Q8_0, Q4_K = 2, 8, 12
 CONFIG = GenerationConfig(max_tokens=24)
 PROMPT = "Once upon a time"

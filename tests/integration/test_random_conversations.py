@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,19 +63,20 @@ def target(tmp_path_factory: pytest.TempPathFactory, smol_path: Path, family: st
 
 
 @pytest.fixture(scope="module")
-def reference(target: Path) -> Reference:
+def reference(target: Path) -> Iterator[Reference]:
     """Answers from an empty cache, without drafts."""
     known: dict[tuple[str, int], list[int]] = {}
+    with edgespec.load(target, draft="none", context=CONTEXT, threads=1, exact=True) as engine:
 
-    def answer(messages: Messages, tokens: int) -> list[int]:
-        key = (repr(messages), tokens)
-        if key not in known:
-            options = {"draft": "none", "context": CONTEXT, "threads": 1, "exact": True}
-            with edgespec.load(target, **options) as engine:
+        def answer(messages: Messages, tokens: int) -> list[int]:
+            key = (repr(messages), tokens)
+            if key not in known:
+                engine.target.cache.clear()
+                engine.target.rewind(0)
                 known[key] = list(asked(engine, messages, tokens).tokens)
-        return known[key]
+            return known[key]
 
-    return answer
+        yield answer
 
 
 def asked(engine: Engine, messages: Messages, tokens: int) -> Generation:

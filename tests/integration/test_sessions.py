@@ -25,9 +25,9 @@ SHORT = GenerationConfig(max_tokens=16)
 
 
 @pytest.fixture(scope="module")
-def engine(smol_path: Path, q4_drafter_path: Path) -> Iterator[Engine]:
+def engine(short_path: Path) -> Iterator[Engine]:
     with edgespec.load(
-        smol_path, draft=q4_drafter_path, exact=True, tree_budget=12, context=512, threads=1
+        short_path, draft=short_path, exact=True, tree_budget=12, context=512, threads=1
     ) as engine:
         yield engine
 

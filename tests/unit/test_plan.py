@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.config import Config
@@ -17,7 +17,6 @@ from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import BLOCK_SIZES, ArrayInfo, GGUFHeader, TensorInfo
-from edgespec.planning import pass_costs
 from edgespec.planning.devices.cards import Card, Cards
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.memory.budget import least_budget
@@ -25,7 +24,6 @@ from edgespec.planning.plan import Plan, Planner
 from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import ProfileStore
 from tests.tiers import examples
-from tests.unit.planning_oracle import carry_out, decide, predict_on
 
 MIB = 1 << 20
 SECONDS = (1e-10, 2e-10, 4e-10)
@@ -165,12 +163,6 @@ def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgespec.planning.devices.assignment.measured_products", lambda type_id: None)
 
 
-def usual(case: Case) -> bool:
-    """True if layers are placed without options that only a load regarded."""
-    memory = case.config.memory
-    return (memory.experts, memory.pack, memory.slots) == ("auto", "auto", None)
-
-
 def planned(case: Case) -> Plan | None:
     """The plan; None if the memory is too small."""
     try:
@@ -182,83 +174,6 @@ def planned(case: Case) -> Plan | None:
 
 
 @settings(max_examples=examples(500), deadline=None)
-@given(cases())
-def test_a_plan_is_what_a_load_did(case: Case) -> None:
-    planner = case.planner
-    sizes = planner.sizes(case.drafter)
-    cells = sizes.context.n_cells
-    counts = sorted({*sizes.rows, *(n for k in range(1, 7) if (n := sizes.rows[0] << k) <= min(4096, cells))})
-    prefill = pass_costs.expected_prefill(
-        case.target,
-        case.config.model.context,
-        case.machine.n_threads,
-        planner.store,
-        own_kernels=case.machine.own_kernels,
-    )
-    try:
-        done = decide(
-            case.machine,
-            case.target,
-            case.drafter,
-            {rows: sizes.at(rows) for rows in counts},
-            {rows: sizes.at(rows, streams=True) for rows in counts},
-            planner.budget,
-            case.config,
-            prefill,
-        )
-    except MemoryLimitError:
-        assert planned(case) is None or not usual(case)
-        return
-    plan = planned(case)
-    if plan is None:
-        assert done.placement is None or not usual(case)
-        return
-    streams = plan.memory.layout is not None
-    event(f"{'streamed' if streams else 'paged' if plan.memory.paged else 'in memory'}")
-    if usual(case):
-        assert plan.needs.rows == done.rows
-        assert plan.assignment == done.assignment
-        assert (plan.memory.layout.placement if plan.memory.layout else None) == done.placement
-    elif plan.memory.layout is not None:
-        left = plan.memory.layout.needs
-        done_then = carry_out(left, case.target, planner.budget, case.config, plan.assignment)
-        assert plan.memory.layout.placement == done_then
-    assert plan.holding.resident_bytes + plan.holding.streamed_bytes >= 0
-
-
-@settings(max_examples=examples(500), deadline=None)
-@given(cases(), st.integers(0, 6))
-def test_a_plan_is_what_was_predicted(case: Case, doubled: int) -> None:
-    config = case.config.with_(
-        experts="auto",
-        pack="auto",
-        slots=None,
-        offload="stream" if case.config.memory.offload == "stream" else "auto",
-    )
-    planner = replace(case.planner, config=config)
-    needs = planner.sizes(case.drafter).at(USUAL_NODES << doubled)
-    args = case.machine, needs, case.target, case.drafter, planner.budget, config
-    try:
-        predicted = predict_on(*args)
-    except MemoryLimitError:
-        event("too little memory")
-        with pytest.raises(MemoryLimitError):
-            planner.place(needs, case.drafter)
-        return
-    if not predicted.streamed_bytes and predicted.needed > predicted.budget:
-        event("no layer is left, and the rest was not compared with the budget")
-        return
-    try:
-        plan = planner.place(needs, case.drafter)
-    except BackendError:
-        event("no layer is left to stream")
-        return
-    event("streamed" if plan.streams else "in memory")
-    if not plan.memory.paged:
-        assert plan.holding == predicted
-
-
-@settings(deadline=None)
 @given(cases())
 def test_a_plan_fits_its_budget_and_keeps_to_what_was_asked_for(case: Case) -> None:
     plan = planned(case)
