@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import os
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 import pytest
@@ -19,11 +21,13 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 import edgespec
+from edgespec.images import reader
 from edgespec.kernels import setting as kernels_setting
 from edgespec.kernels.native.build import SOURCES, reports_folder
 from edgespec.kernels.report_store import ensure_report
 from edgespec.llama.quantize import KEEP, make_drafter
 from edgespec.models.gguf.synthesis.widen import widen
+from edgespec.processes.trial import Verdict, attempt_in_child
 from tests.tiers import QUICK, THOROUGH
 
 settings.register_profile(
@@ -226,6 +230,26 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
                 make(draft)
                 draft.replace(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def images_read_once() -> Iterator[None]:
+    """Engines of a module share what child processes have read of images: each takes half a second."""
+    known: dict[str, Verdict] = {}
+
+    def attempt(module: str, request: Mapping[str, Any], **limits: Any) -> Verdict:
+        files = [Path(request[name]).stat() for name in ("model", "projector")]
+        stamps = [(file.st_ino, file.st_mtime_ns) for file in files]
+        key = json.dumps([module, request, stamps])
+        if (found := known.get(key)) is None:
+            found = attempt_in_child(module, request, **limits)
+            if found.answer is not None:
+                known[key] = found
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "attempt_in_child", attempt)
+        yield
 
 
 @pytest.fixture

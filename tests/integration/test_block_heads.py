@@ -104,7 +104,7 @@ def hidden_of(pair: TinyBlocks, text: Sequence[int]) -> FloatArray:
         return tap.rows()
 
 
-@pytest.mark.parametrize(("kind", "architecture"), slow_except(QUICK[:1], PAIRS))
+@pytest.mark.parametrize(("kind", "architecture"), slow_except(QUICK, PAIRS))
 def test_blocks_are_those_of_numpy(
     kind: BlockKind,
     architecture: str,

@@ -95,8 +95,6 @@ def returned(*content: Any) -> list[dict[str, Any]]:
 SYSTEMS = [{"role": "system", "content": "A"}, *HI, {"role": "system", "content": "B"}, *HI]
 NO = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
 IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
-CUSTOM_CALL = {"type": "custom_tool_call", "call_id": "a", "name": "p", "input": "x"}
-CUSTOM_RESULT = {"type": "custom_tool_call_output", "call_id": "a", "output": "ok"}
 
 
 @pytest.mark.parametrize(

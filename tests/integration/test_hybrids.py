@@ -83,7 +83,7 @@ def answers(engine: Engine) -> list[list[int]]:
     return [engine.generate(PROMPT, config).tokens for config in CONFIGS]
 
 
-@pytest.fixture(params=slow_except(["qwen35", "lfm2", "falcon-h1"], HYBRIDS))
+@pytest.fixture(params=slow_except(["qwen35", "falcon-h1"], HYBRIDS))
 def path(hybrids: dict[str, Path], request: pytest.FixtureRequest) -> Path:
     return hybrids[request.param]
 
@@ -161,7 +161,7 @@ def test_single_experts_of_a_hybrid_are_streamed(hybrids: dict[str, Path]) -> No
     assert all(answer.tokens_per_pass > 2 for answer in found)
 
 
-@pytest.fixture(params=["qwen35", "lfm2", "mamba2"])
+@pytest.fixture(params=slow_except(["qwen35", "lfm2"], ["qwen35", "lfm2", "mamba2"]))
 def engine(hybrids: dict[str, Path], request: pytest.FixtureRequest) -> Iterator[Engine]:
     """Drafts for the answers to PROMPT, as they are without a drafter."""
     with edgespec.load(

@@ -28,6 +28,8 @@ from tests.program import run_here
 from tests.tiny import write_tiny
 from tests.tiny_images import png, write_projector, write_seeing
 
+pytestmark = pytest.mark.usefixtures("images_read_once")
+
 CONFIG = edgespec.GenerationConfig(max_tokens=24)
 PICTURE, ANOTHER = png(), png(seed=2)
 

@@ -44,6 +44,8 @@ from tests.tiers import slow_except
 from tests.tiny_heads import tiny_head
 from tests.tiny_images import PROJECTORS, ROWS, SIDE, png, png_of, write_projector, write_seeing
 
+pytestmark = pytest.mark.usefixtures("images_read_once")
+
 FAMILIES = ("idefics3", "gemma3", "qwen3vl")
 PARTS = {"idefics3": 3, "gemma3": 1, "qwen2vl": 1, "qwen3vl": 1}  # that the picture is divided into
 CONFIG = edgespec.GenerationConfig(max_tokens=48)

@@ -24,7 +24,7 @@ from edgespec.llama.quantize import make_drafter
 from edgespec.speculation.drafters.base import NoDrafter
 from tests.interrupting import Intruder, Intrusion
 from tests.least_memory import load_in_least_memory
-from tests.tiers import slow_except
+from tests.tiers import examples, slow_except
 from tests.tiny import write_tiny
 from tests.tiny_heads import write_pair
 from tests.tiny_hybrids import HYBRIDS
@@ -35,14 +35,7 @@ PROMPT = [40 + i % 7 for i in range(70)]  # more than one piece in exact mode
 TOKENS = 24
 GREEDY = GenerationConfig(max_tokens=TOKENS)
 SAMPLED = GenerationConfig(max_tokens=TOKENS, temperature=0.8, seed=3)
-POINTS = {
-    "clear": 12,
-    "recurrent": 12,
-    "short": 7,
-    "headed": 12,
-    "hybrid": 6,
-    "hybrid-experts": 4,
-}  # lines at which the engines of a model are interrupted
+POINTS = examples(20)  # lines at which an engine is interrupted
 
 # How engines differ in what an interruption can leave behind: the model, and how it is loaded. Where decoding
 # is not exact, the model's choices must be clear ones: rounding differs with what was read together.
@@ -117,19 +110,19 @@ def engine(models: dict[str, Path], request: pytest.FixtureRequest) -> Iterator[
 
 
 def test_an_exception_at_any_line_changes_no_later_answer(engine: Engine) -> None:
-    long, points = 2 * TOKENS, POINTS[engine.target.model.path.stem]
+    long = 2 * TOKENS
     texts = {c: engine.generate(PROMPT, c.with_(max_tokens=long)).tokens for c in (GREEDY, SAMPLED)}
     assert all(len(text) == long for text in texts.values()), "the model must go on, to be compared"
     engine.target.rewind(0)
     clean = Intruder()
     assert not clean.run(lambda: engine.generate(PROMPT, GREEDY))
     rng = random.Random(5)
-    for number in range(points):
+    for number in range(POINTS):
         config = (GREEDY, SAMPLED)[number % 2]
         text = texts[config]
         if number % 3 == 0:
             engine.target.rewind(0)  # so that the prompt is read, too
-        at = rng.randrange(clean.lines * number // points, clean.lines * (number + 1) // points)
+        at = rng.randrange(clean.lines * number // POINTS, clean.lines * (number + 1) // POINTS)
         intruder, before = Intruder(at + 1), engine.last_generation
         intruder.run(partial(engine.generate, PROMPT, config))
         assert engine.last_generation is not None

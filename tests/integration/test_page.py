@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from edgespec.api.limits import Limits
 from edgespec.llama.projector import NoImageLibrary, load_library
 from tests.browser import Browser, browsing, chromium
 from tests.serving import CHAT, Running, serving
+from tests.tiers import slow_except
 from tests.tiny_images import png, write_seeing
 from tests.waiting import PATIENCE_S
 
@@ -447,8 +449,10 @@ def test_panels_do_not_stay_over_the_conversation_when_the_window_shrinks(page: 
 
 
 @in_a_browser
-@pytest.mark.parametrize("width", [400, 1200])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "theme"),
+    slow_except([(400, "dark"), (1200, "light")], itertools.product((400, 1200), ("light", "dark"))),
+)
 def test_it_fits_the_window_and_can_be_read(page: Browser, width: int, theme: str) -> None:
     page.resize(width, 800)
     page.run(f"setTheme('{theme}'); setSide(innerWidth > 1080); setTree(true)")

@@ -51,20 +51,6 @@ def planned(target: Path, store: ProfileStore, memory: int, draft: Path | str = 
     return plan_for(asked, no_progress, store)
 
 
-def least_planned(target: Path, store: ProfileStore) -> int:
-    """The smallest budget for which there is a plan."""
-    budget = 1
-    while True:
-        try:
-            planned(target, store, budget)
-        except MemoryLimitError as error:
-            if error.least is None or error.least <= budget:
-                raise
-            budget = error.least
-        else:
-            return budget
-
-
 @pytest.mark.slow
 def test_the_first_command_of_all_may_be_a_plan(smol_path: Path, tmp_path: Path) -> None:
     """Nothing is known of the machine: no kernels were tried, and no pass was measured."""

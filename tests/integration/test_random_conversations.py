@@ -22,6 +22,8 @@ from tests.tiny_images import png, write_seeing
 Messages = list[dict[str, Any]]
 Reference = Callable[[Messages, int], list[int]]
 
+pytestmark = pytest.mark.usefixtures("images_read_once")
+
 FAMILIES = {  # the projector's family, and the architecture where it is another one
     "llama": ("idefics3", ""),
     "gemma3": ("gemma3", ""),

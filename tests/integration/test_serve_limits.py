@@ -27,7 +27,6 @@ MIB = 1 << 20
 HI = [{"role": "user", "content": "Hi"}]
 N_VOCAB = 49152
 TOOL = {"type": "function", "function": {"name": "f"}}
-CALL = {"id": "a", "function": {"name": "f", "arguments": "[1]"}}
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from edgespec.engine.engine import Engine
 from tests.serving import TEXT, Running, serving
 
 PROMPT = "Tea is hot, and the café is closed"
-FEW = {"max_tokens": 3}
 
 
 @pytest.fixture(scope="module")

@@ -218,7 +218,7 @@ def test_others_sessions_are_refused(engine: Engine, tmp_path: Path) -> None:
     file = SessionFile(str(path))
     with pytest.raises(
         SessionError,
-        match=r'Session "talk" uses other\.gguf, but SmolLM2.*\.gguf is loaded\. Load other\.gguf to',
+        match=r'Session "talk" uses other\.gguf, but smol-short.*\.gguf is loaded\. Load other\.gguf to',
     ):
         session.resume(file)
     record["identity"] = engine.target.identity | {"build": "other"}
@@ -272,7 +272,7 @@ def test_sessions_are_listed(engine: Engine) -> None:
     session.close()
     (listed,) = saved_sessions()
     assert (listed.name, listed.turns, listed.first) == ("first trip", 1, "Hi")
-    assert listed.model.startswith("SmolLM2")
+    assert listed.model.startswith("smol-short")
     assert listed.bytes > 100_000
 
 

@@ -628,6 +628,7 @@ def test_half_installed_packages_are_installed_again(setup: ModuleType, tmp_path
     assert [path.name for path in packages.iterdir()] == ["whole-1.0.dist-info"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="other paths")
 def test_an_environment_without_pip_is_made_again(setup: ModuleType, tmp_path: Path) -> None:
     """Creating it was interrupted: pip comes last."""

@@ -26,7 +26,6 @@ from edgespec.speculation.tree import MAX_LEAVES
 MIB = 1 << 20
 FLAT = Curve((1, 64, 256), (0.1, 0.2, 0.5))
 HALF: dict[str, Any] = {"memory": 2500 * MIB}
-SLOW = Curve((1, 64), (0.1, 60.0))
 
 
 @pytest.fixture(scope="module")
