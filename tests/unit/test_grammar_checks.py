@@ -165,7 +165,7 @@ def test_a_child_that_dies_is_a_verdict() -> None:
 
     for form, why in ((chained_terminals(10_000), "crash"), (schema({"multipleOf": 99_999_989}), "time")):
         request = {"kind": form.kind, "text": form.text, "limits": {}}
-        verdict = attempt_in_child("edgespec.text.grammar.trial", request, subject="It", cpu_s=1)
+        verdict = attempt_in_child("edgespec.text.grammar.trial", request, subject="It", cpu_s=2)
         assert (verdict.answer, verdict.why) == (None, why)
 
 

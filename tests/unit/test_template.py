@@ -266,7 +266,7 @@ def test_a_hostile_template_ends_in_a_message_and_the_next_render_works(
     # One template that is hostile until told otherwise, so that both renders use one worker.
     both = "{% if messages[0].content == 'be nice' %}nice{% else %}" + source + "{% endif %}"
     compiles = source != "{% if %}" and "9 ** (9" not in source
-    timeout_s = 0.5 if TIMED_OUT in whats else PATIENCE_S
+    timeout_s = 1.0 if TIMED_OUT in whats else PATIENCE_S
     with ChatTemplate(both if compiles else source, "", "", timeout_s) as template:
         with pytest.raises(TemplateError) as caught:
             template.render([user("")])
