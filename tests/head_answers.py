@@ -20,7 +20,7 @@ from edgespec.measure.full_profile import measure_full_profile
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.memory.needs import ContextShape, PairSizes
-from edgespec.planning.memory.rows import needs_within
+from edgespec.planning.memory.rows import streamed_needs
 from edgespec.planning.pass_costs import expected_prefill
 from edgespec.profiles.store import ProfileStore
 from tests.tiny import N_EMBD
@@ -166,7 +166,7 @@ def check_budget(target: Path, head: Path, *, layers: int, shown: int) -> None:
     shape = ContextShape(512, n_outputs=64, n_sequences=64)
     prefill = expected_prefill(files, 512, 1, ProfileStore())
     alone, both = (
-        needs_within(PairSizes(files, drafter, shape, measured=True), files, 8 << 30, Config(), prefill)
+        streamed_needs(PairSizes(files, drafter, shape, measured=True), files, 8 << 30, Config(), prefill)
         for drafter in (None, small)
     )
     assert both.footprints[1].weights == small.tensor_bytes

@@ -18,7 +18,8 @@ from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.planning.drafter import FoundDrafter
 from edgespec.planning.memory.needs import measured_process_bytes
-from edgespec.planning.plan import Plan, Planner, SequencePlan
+from edgespec.planning.plan import Plan, SequencePlan
+from edgespec.planning.planner import Planner
 from edgespec.planning.sequences import plan_sequences
 from edgespec.planning.tree_sizes import usual_nodes
 

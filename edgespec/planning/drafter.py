@@ -19,7 +19,7 @@ from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import FAMILY, DrafterCandidate, candidates
 from edgespec.models.hub.registry import PairRegistry
 from edgespec.planning.files import read_drafter, read_mtp
-from edgespec.planning.plan import Planner
+from edgespec.planning.planner import Planner
 from edgespec.planning.tree_sizes import known_drafting
 
 _ENOUGH = 32  # passes after which what trees yield is known well enough

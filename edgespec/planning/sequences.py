@@ -18,7 +18,8 @@ from edgespec.errors import MemoryLimitError
 from edgespec.models.gguf.footprint import USUAL_TEXT, cell_bytes
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.memory.needs import MemoryNeeds
-from edgespec.planning.plan import Plan, Planner, SequencePlan
+from edgespec.planning.plan import Plan, SequencePlan
+from edgespec.planning.planner import Planner
 from edgespec.speculation.noise import noise_bytes
 
 _UNMEASURED = 16  # sequences, where it is not known what passes take

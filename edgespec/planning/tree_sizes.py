@@ -22,7 +22,8 @@ from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.pass_costs import expected_passes
-from edgespec.planning.plan import Plan, Planner
+from edgespec.planning.plan import Plan
+from edgespec.planning.planner import Planner
 from edgespec.profiles.store import ProfileKeys
 
 _LARGEST_NODES = 256  # more were never measured

@@ -17,7 +17,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub.inspection import inspect_model
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.memory.fit import fit_report
-from edgespec.planning.plan import Planner
+from edgespec.planning.planner import Planner
 from edgespec.profiles.store import ProfileStore
 
 CONTEXT = 256

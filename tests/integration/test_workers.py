@@ -33,7 +33,7 @@ from edgespec.planning.devices.assignment import layer_sizes
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.devices.workers import measure_workers, workers_in_words
 from edgespec.planning.memory.needs import tied_bytes
-from edgespec.planning.plan import Planner
+from edgespec.planning.planner import Planner
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key
 from edgespec.workers import protocol
 from edgespec.workers.address import WorkerAddress

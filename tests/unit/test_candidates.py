@@ -19,7 +19,7 @@ from edgespec.models.hub.drafter_choice import DrafterCandidate
 from edgespec.models.hub.registry import MADE, REGISTERED
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.drafter import choose_candidate
-from edgespec.planning.plan import Planner
+from edgespec.planning.planner import Planner
 from edgespec.profiles.store import DraftProfile, PassProfile, ProfileKeys, ProfileStore
 from tests.heads.files import WIDTH, write_target
 from tests.tiny_hybrid import N_VOCAB

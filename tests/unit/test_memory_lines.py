@@ -13,7 +13,7 @@ from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.synthesis.weightless import ModelShape, hollow_files
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.memory.needs import BESIDE_STREAM_ROWS, MAX_PROMPT_ROWS
-from edgespec.planning.plan import Planner
+from edgespec.planning.planner import Planner
 from edgespec.planning.report.memory_lines import UNUSED, memory_lines
 from edgespec.profiles.store import ProfileStore
 from tests.unit.test_plan import Case, cases

@@ -21,7 +21,8 @@ from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.memory import budget as budget_planning
 from edgespec.planning.memory import stream_layout
 from edgespec.planning.memory.budget import least_budget
-from edgespec.planning.plan import Plan, Planner
+from edgespec.planning.plan import Plan
+from edgespec.planning.planner import Planner
 from edgespec.planning.report.model_report import plan_for
 from edgespec.planning.report.report import PlanReport
 from edgespec.profiles.figures import DeviceProfile

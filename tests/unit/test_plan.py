@@ -20,7 +20,8 @@ from edgespec.models.gguf.types import BLOCK_SIZES, ArrayInfo, GGUFHeader, Tenso
 from edgespec.planning.devices.cards import Card, Cards
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.memory.budget import least_budget
-from edgespec.planning.plan import Plan, Planner
+from edgespec.planning.plan import Plan
+from edgespec.planning.planner import Planner
 from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import ProfileStore
 from tests.tiers import examples
@@ -224,8 +225,8 @@ def rearranges(monkeypatch: pytest.MonkeyPatch) -> None:
     planning = "edgespec.planning"
     monkeypatch.setattr(f"{planning}.host_products.measured_products", lambda _type: found)
     monkeypatch.setattr(f"{planning}.host_products.can_be_set", lambda: True)
-    monkeypatch.setattr(f"{planning}.plan.known_read_rate", lambda *_: 3e9)
-    monkeypatch.setattr(f"{planning}.plan.read_rate", lambda *_: 3e9)
+    monkeypatch.setattr(f"{planning}.planner.known_read_rate", lambda *_: 3e9)
+    monkeypatch.setattr(f"{planning}.planner.read_rate", lambda *_: 3e9)
 
 
 @pytest.mark.usefixtures("rearranges")

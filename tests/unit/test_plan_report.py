@@ -16,7 +16,7 @@ from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.files.user_folders import cache_folder
 from edgespec.models.hub.inspection import InspectedModel
 from edgespec.planning.drafter import FoundDrafter
-from edgespec.planning.plan import Planner
+from edgespec.planning.planner import Planner
 from edgespec.planning.report.predictions import report_on
 from edgespec.planning.report.report import PlanReport
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key, machine_identity

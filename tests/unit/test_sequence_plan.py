@@ -24,7 +24,8 @@ from edgespec.planning.devices import assignment
 from edgespec.planning.devices.assignment import usual_type
 from edgespec.planning.devices.cards import Card, Cards
 from edgespec.planning.devices.machine import MachineSnapshot
-from edgespec.planning.plan import Planner, SequencePlan
+from edgespec.planning.plan import SequencePlan
+from edgespec.planning.planner import Planner
 from edgespec.planning.sequences import plan_sequences
 from edgespec.profiles.figures import DeviceProfile
 from edgespec.profiles.store import PassProfile, ProfileStore, machine_identity

@@ -12,7 +12,7 @@ from edgespec.models.gguf.layers import LOOKED_UP, ModelFiles
 from edgespec.models.gguf.synthesis.weightless import ModelShape, hollow_files
 from edgespec.models.gguf.types import TensorInfo
 from edgespec.planning.devices.machine import MachineSnapshot
-from edgespec.planning.plan import Planner
+from edgespec.planning.planner import Planner
 from edgespec.profiles.store import ProfileStore
 
 GIB = 1 << 30

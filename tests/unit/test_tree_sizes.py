@@ -18,7 +18,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.planning.devices.machine import MachineSnapshot
-from edgespec.planning.plan import Planner
+from edgespec.planning.planner import Planner
 from edgespec.planning.tree_sizes import usual_nodes
 from edgespec.profiles.store import PassProfile, ProfileStore, machine_identity
 from edgespec.speculation.tree import MAX_LEAVES

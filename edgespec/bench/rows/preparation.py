@@ -28,7 +28,7 @@ from edgespec.models.hub import catalog
 from edgespec.offload.layout import round_up
 from edgespec.planning.devices.finding import PlacementRequest
 from edgespec.planning.drafter import find_drafter
-from edgespec.planning.plan import Planner
+from edgespec.planning.planner import Planner
 from edgespec.profiles.store import ProfileStore
 from edgespec.version import __version__
 

@@ -62,7 +62,7 @@ def _download_lines(name: str, loading: Config, progress: Progress) -> list[str]
     from edgespec.models.hub.repository import Hub
     from edgespec.planning.decision import decide
     from edgespec.planning.drafter import FoundDrafter
-    from edgespec.planning.plan import Planner
+    from edgespec.planning.planner import Planner
     from edgespec.planning.report.suggestion import Resources, tokens_per_second
     from edgespec.profiles.store import ProfileStore
 

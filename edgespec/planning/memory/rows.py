@@ -31,7 +31,7 @@ class PrefillFacts:
     unused: frozenset[int] = frozenset()
 
 
-def needs_within(
+def streamed_needs(
     sizes: PairSizes,
     files: ModelFiles,
     budget: int,
@@ -41,7 +41,7 @@ def needs_within(
     devices: bool = False,
     sends: bool = False,
 ) -> MemoryNeeds:
-    """The needs of target and drafter with the rows per pass that suit the budget best.
+    """The needs of target and drafter with the rows per pass that are the fastest where weights are streamed.
 
     Args:
         sizes: of the pair.
@@ -54,12 +54,6 @@ def needs_within(
     """
     offload, exact = config.memory.offload, config.speculation.exact
     fewest = sizes.context.fewest_rows
-    if offload != "stream" and sizes.at(fewest).total <= budget:
-        # In memory, exact passes that are padded have few rows, as reading the weights is cheap.
-        padded = exact and not prefill.own_kernels
-        return sizes.at(
-            fewest if padded else next(rows for rows in sizes.rows if sizes.at(rows).total <= budget)
-        )
     # Streamed models decode exactly by default, except for those whose experts are streamed one by one.
     alone = config.memory.experts != "never" and bool(layer_weights(files).experts)
     exact = offload != "mmap" and not alone and not sends if exact is None else exact

@@ -26,7 +26,7 @@ from edgespec.planning.devices.finding import PlacementRequest
 from edgespec.planning.devices.workers import measure_workers, workers_in_words
 from edgespec.planning.drafter import FoundDrafter, find_drafter
 from edgespec.planning.embedder import EmbedderPlan, plan_embedder
-from edgespec.planning.plan import Planner
+from edgespec.planning.planner import Planner
 from edgespec.planning.report.predictions import report_on
 from edgespec.planning.report.report import PlanReport
 from edgespec.planning.report.sight import image_notes, projector_facts, with_measured_seconds

@@ -18,7 +18,8 @@ from edgespec.planning.adapters import refuse_streaming
 from edgespec.planning.decision import Finder, decide
 from edgespec.planning.exactness import max_nodes, pads_rows
 from edgespec.planning.pack_folders import pack_folders
-from edgespec.planning.plan import Plan, Planner
+from edgespec.planning.plan import Plan
+from edgespec.planning.planner import Planner
 from edgespec.planning.report.draft_costs import DraftCosts
 from edgespec.planning.report.memory_lines import memory_lines
 from edgespec.planning.report.report import PlanReport

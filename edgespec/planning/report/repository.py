@@ -27,7 +27,7 @@ from edgespec.models.hub.quality import KEEPS_QUALITY, perplexity_loss
 from edgespec.models.hub.repository import Hub, Repository, find_repository
 from edgespec.planning.devices.finding import PlacementRequest
 from edgespec.planning.drafter import FoundDrafter, find_drafter
-from edgespec.planning.plan import Planner
+from edgespec.planning.planner import Planner
 from edgespec.planning.report.model_report import find_named
 from edgespec.planning.report.predictions import report_on
 from edgespec.planning.report.report import PlanReport

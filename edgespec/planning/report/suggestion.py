@@ -23,7 +23,8 @@ from edgespec.models.hub import catalog
 from edgespec.models.hub.catalog import CatalogEntry
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.pass_costs import passes_of
-from edgespec.planning.plan import Plan, Planner
+from edgespec.planning.plan import Plan
+from edgespec.planning.planner import Planner
 from edgespec.profiles.store import ProfileStore, disk_key
 
 _LEAST, _MOST = 3, 5  # suggested models
