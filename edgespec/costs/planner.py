@@ -61,19 +61,16 @@ class DraftingCosts:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One way to run, and the speed expected of it.
-
-    Attributes:
-        pass_s, draft_s: seconds of a pass and of a draft.
-        read_s, compute_s: seconds of reading and of arithmetic in a pass.
-    """
+    """One way to run, and the speed expected of it."""
 
     holding: PlannedWeights
     drafter: str
     nodes: int
     tokens_per_pass: float
+    # seconds of a pass and of a draft
     pass_s: float
     draft_s: float
+    # seconds of reading and of arithmetic in a pass
     read_s: float
     compute_s: float
     round_s: float

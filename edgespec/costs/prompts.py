@@ -26,22 +26,15 @@ def usual_prompt(context: int) -> int:
 
 @dataclass(frozen=True)
 class PromptTime:
-    """The time to read a prompt.
+    """The time to read a prompt."""
 
-    Attributes:
-        tokens: tokens in the prompt.
-        rows: most tokens read in one pass.
-        passes: how many passes that takes; each sweeps over the streamed weights once.
-        compute_s, read_s: seconds of arithmetic and of reading, which overlap.
-        seconds: the whole time.
-    """
-
-    tokens: int
-    rows: int
-    passes: int
+    tokens: int  # tokens in the prompt
+    rows: int  # most tokens read in one pass
+    passes: int  # how many passes that takes; each sweeps over the streamed weights once
+    # seconds of arithmetic and of reading, which overlap
     compute_s: float
     read_s: float
-    seconds: float
+    seconds: float  # the whole time
 
 
 def predict_prompt(

@@ -24,21 +24,15 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class Attention:
-    """Queries over cells of a cache: each row sees one cell more than the row before, the last one sees all.
+    """Queries over cells of a cache: each row sees one cell more than the one before, the last one all."""
 
-    Attributes:
-        size: of a head.
-        heads, shared: heads of queries, and of keys and values.
-        cap: soft cap of the scores; 0 for none.
-        kept_as: type of the cached keys and values.
-    """
-
-    size: int
+    size: int  # of a head
+    # heads of queries, and of keys and values
     heads: int
     shared: int
     cells: int
-    cap: float = 0.0
-    kept_as: int = ggml.F16
+    cap: float = 0.0  # soft cap of the scores; 0 for none
+    kept_as: int = ggml.F16  # type of the cached keys and values
 
     def compute(self, processor: Processor, rows: int, own: NativeLibrary | None) -> FloatArray:
         """(rows, heads * size) the result for the first `rows` of as many rows as there are cells.

@@ -32,25 +32,18 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Disk:
-    """The disk that holds a path.
+    """The disk that holds a path."""
 
-    Attributes:
-        path: that path, or the nearest folder above it that exists.
-        device: its name, such as /dev/nvme0n1p2; empty if there is none.
-        kind: "nvme", "ssd", "hdd", "virtual" (of a virtual machine, with unknown hardware), "network",
-            "tmpfs" (memory), "overlay" (of a container) or "unknown".
-        file_system: such as ext4.
-        free, total: bytes.
-        direct: whether files on it can be read with direct I/O; None if that was not tried.
-    """
-
-    path: Path
-    device: str
+    path: Path  # that path, or the nearest folder above it that exists
+    device: str  # its name, such as /dev/nvme0n1p2; empty if there is none
+    # "nvme", "ssd", "hdd", "virtual" (of a virtual machine, with unknown hardware), "network", "tmpfs"
+    # (memory), "overlay" (of a container) or "unknown"
     kind: str
-    file_system: str
+    file_system: str  # such as ext4
+    # bytes
     free: int
     total: int
-    direct: bool | None = None
+    direct: bool | None = None  # whether files on it can be read with direct I/O; None if that was not tried
 
 
 def disk_of(path: Path, root: Path = ROOT, *, number_of: tuple[int, int] | None = None) -> Disk:

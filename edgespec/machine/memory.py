@@ -35,22 +35,16 @@ _MARGIN = 0.05  # of free memory, left for other programs
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory, in bytes.
+    """Memory, in bytes."""
 
-    Attributes:
-        total: what the machine has.
-        available: what can be used without swapping, within container limits.
-        container_limit: the tightest limit of the containers of this process; None without one.
-        swap_total, swap_used: swap space.
-        address_space: this process's limit on addresses (ulimit -v); None without one.
-    """
-
-    total: int
-    available: int
+    total: int  # what the machine has
+    available: int  # what can be used without swapping, within container limits
+    # the tightest limit of the containers of this process; None without one
     container_limit: int | None = None
+    # swap space
     swap_total: int = 0
     swap_used: int = 0
-    address_space: int | None = None
+    address_space: int | None = None  # this process's limit on addresses (ulimit -v); None without one
 
 
 @dataclass(frozen=True)

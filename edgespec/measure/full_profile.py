@@ -41,20 +41,7 @@ _WRITING, _LARGE, _SMALL = 0.5, 0.33, 0.17  # of the remaining time
 
 @dataclass(frozen=True)
 class FullProfile:
-    """Everything that was measured.
-
-    Attributes:
-        disk: None if the model file could not be read directly.
-        bandwidth: memory bandwidth in bytes per second; None if it was not measured.
-        drafts: None without a drafter, or with one whose steps take next to no time.
-        greedy, sampled: what trees yield; None without a drafter.
-        experts: how often experts were in memory, if single experts are streamed.
-        fewer_experts: an earlier profile with fewer of them in memory, if passes were quicker then.
-        devices: graphics cards and others that could hold layers, in sentences.
-        layers: which are where, in words; empty if all are on the processor.
-        noisy: whether the machine was busy with other programs, so that times may be too long.
-        seconds: how long the measurement took.
-    """
+    """Everything that was measured."""
 
     model: str
     drafter: str
@@ -62,17 +49,19 @@ class FullProfile:
     threads: int
     passes: PassProfile
     streamed_bytes: int
-    disk: DiskProfile | None
-    drafts: DraftProfile | None
+    disk: DiskProfile | None  # None if the model file could not be read directly
+    drafts: DraftProfile | None  # None without a drafter, or with one whose steps take next to no time
+    # what trees yield; None without a drafter
     greedy: TreeYields | None
     sampled: TreeYields | None
-    experts: ExpertProfile | None
+    experts: ExpertProfile | None  # how often experts were in memory, if single experts are streamed
+    # an earlier profile with fewer of them in memory, if passes were quicker then
     fewer_experts: ExpertProfile | None
-    noisy: bool
-    seconds: float
-    bandwidth: float | None = None
-    devices: tuple[str, ...] = ()
-    layers: str = ""
+    noisy: bool  # whether the machine was busy with other programs, so that times may be too long
+    seconds: float  # how long the measurement took
+    bandwidth: float | None = None  # memory bandwidth in bytes per second; None if it was not measured
+    devices: tuple[str, ...] = ()  # graphics cards and others that could hold layers, in sentences
+    layers: str = ""  # which are where, in words; empty if all are on the processor
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON for scripts."""

@@ -91,14 +91,10 @@ def _count(engine: Engine, record: PassRecord, meter: YieldMeter) -> None:
 
 @dataclass
 class TreeStatistics:
-    """Statistics of trees that were grown along known answers.
+    """Statistics of trees that were grown along known answers."""
 
-    Attributes:
-        yields: what they yield; None if every answer was too short.
-        draft_s, steps, rows: totals over all drafts: seconds, decodes, and rows decoded.
-    """
-
-    yields: TreeYields | None = None
+    yields: TreeYields | None = None  # what they yield; None if every answer was too short
+    # totals over all drafts: seconds, decodes, and rows decoded
     draft_s: float = 0.0
     steps: int = 0
     rows: int = 0

@@ -40,15 +40,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One read into a slot of which all bytes, or some, belong there.
+    """One read into a slot of which all bytes, or some, belong there."""
 
-    Attributes:
-        piece: what is read. It may begin before the wanted bytes and end after them, and `at` is where the
-            whole piece would begin in the slot.
-        first, last: the piece's bytes that are wanted.
-    """
-
+    # what is read. It may begin before the wanted bytes and end after them, and `at` is where the whole piece
+    # would begin in the slot.
     piece: Piece
+    # the piece's bytes that are wanted
     first: int
     last: int
 

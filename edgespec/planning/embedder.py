@@ -26,24 +26,17 @@ _FLOAT = 4
 
 @dataclass(frozen=True)
 class EmbedderPlan:
-    """The sizes of an embedding model's context, and the memory that everything takes.
-
-    Attributes:
-        shape: of the model.
-        context: maximum tokens of an input.
-        n_cells, n_rows, n_threads: of its context.
-        needed: bytes of everything, all weights included.
-        budget: bytes that may be used.
-    """
+    """The sizes of an embedding model's context, and the memory that everything takes."""
 
     name: str
-    shape: EmbeddingShape
-    context: int
+    shape: EmbeddingShape  # of the model
+    context: int  # maximum tokens of an input
+    # of its context
     n_cells: int
     n_rows: int
     n_threads: int
-    needed: int
-    budget: int
+    needed: int  # bytes of everything, all weights included
+    budget: int  # bytes that may be used
 
     @property
     def fits(self) -> bool:

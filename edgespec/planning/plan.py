@@ -38,33 +38,22 @@ class SequencePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The places of the weights of a target and its drafter, and the memory that these take.
+    """The places of the weights of a target and its drafter, and the memory that these take."""
 
-    Attributes:
-        config: the options that it is for.
-        target, drafter: the models; no drafter if it has no model.
-        context: the sizes of their contexts: cells, rows with logits, sequences, threads.
-        needs: as if everything were on the processor, with the rows of a pass.
-        memory: what of this machine's memory holds the target, and what is streamed.
-        machine: that this is a plan for.
-        assignment: which layers are on cards or workers; None if none are.
-        on_cards: what is on cards.
-        products: with weights that no card holds; None if these are computed as without one.
-        sequences: how many are answered at once.
-        notes, warnings: the reasons, in sentences.
-    """
-
-    config: Config
+    config: Config  # the options that it is for
+    # the models; no drafter if it has no model
     target: ModelFiles
     drafter: ModelFiles | None
-    context: ContextShape
-    needs: MemoryNeeds
-    memory: MemoryPlan
-    machine: MachineSnapshot
-    assignment: LayerAssignment | None = None
-    on_cards: CardPlacement = NO_CARDS
+    context: ContextShape  # the sizes of their contexts: cells, rows with logits, sequences, threads
+    needs: MemoryNeeds  # as if everything were on the processor, with the rows of a pass
+    memory: MemoryPlan  # what of this machine's memory holds the target, and what is streamed
+    machine: MachineSnapshot  # that this is a plan for
+    assignment: LayerAssignment | None = None  # which layers are on cards or workers; None if none are
+    on_cards: CardPlacement = NO_CARDS  # what is on cards
+    # with weights that no card holds; None if these are computed as without one
     products: HostProducts | None = None
-    sequences: SequencePlan = SequencePlan()
+    sequences: SequencePlan = SequencePlan()  # how many are answered at once
+    # the reasons, in sentences
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

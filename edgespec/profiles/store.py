@@ -42,19 +42,15 @@ Key = Mapping[str, str]
 
 @dataclass(frozen=True)
 class ProfileKeys:
-    """The keys under which the measurements of one pair on this machine are stored.
+    """The keys under which the measurements of one pair on this machine are stored."""
 
-    Attributes:
-        passes, drafts: keys for the target's passes and the drafter's steps.
-        target, drafter: fingerprints of the models.
-        threads: CPU threads.
-    """
-
+    # keys for the target's passes and the drafter's steps
     passes: Key
     drafts: Key
+    # fingerprints of the models
     target: str
     drafter: str
-    threads: int
+    threads: int  # CPU threads
 
     @classmethod
     def of(
@@ -118,34 +114,23 @@ def machine_identity() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class PassProfile(Figures):
-    """Measured passes of one target.
+    """Measured passes of one target."""
 
-    Attributes:
-        compute: seconds of a pass without those spent waiting for the disk, by rows.
-        spread: for each point, half its interquartile range relative to the median.
-        accept_s: seconds of a round outside the pass and the draft.
-        streamed: whether layers were streamed during the measurement.
-        read_rate: bytes of weights that arrive from disk per second while a pass runs; 0 if none do.
-        disks: that they were read from at the same time.
-        weight_bytes, parameters: the model's size.
-        overlap: how well reading and arithmetic hide each other; see pass_time.pass_seconds.
-        load_s: seconds that loading took.
-        quick: whether this comes from the quick measurement at the first start.
-        busy: share of the time in which other programs kept the processor busy; see `machine.busy`.
-    """
-
-    compute: Curve
-    spread: tuple[float, ...] = ()
-    accept_s: float = 0.0
-    streamed: bool = False
+    compute: Curve  # seconds of a pass without those spent waiting for the disk, by rows
+    spread: tuple[float, ...] = ()  # for each point, half its interquartile range relative to the median
+    accept_s: float = 0.0  # seconds of a round outside the pass and the draft
+    streamed: bool = False  # whether layers were streamed during the measurement
+    # bytes of weights that arrive from disk per second while a pass runs; 0 if none do
     read_rate: float = 0.0
+    # the model's size
     weight_bytes: int = 0
     parameters: int = 0
+    # how well reading and arithmetic hide each other; see pass_time.pass_seconds
     overlap: float = USUAL_OVERLAP
-    load_s: float = 0.0
-    quick: bool = False
-    busy: float = 0.0
-    disks: int = 1
+    load_s: float = 0.0  # seconds that loading took
+    quick: bool = False  # whether this comes from the quick measurement at the first start
+    busy: float = 0.0  # share of the time in which other programs kept the processor busy; see `machine.busy`
+    disks: int = 1  # that they were read from at the same time
 
     @property
     def disturbed(self) -> bool:
@@ -176,20 +161,14 @@ class DraftProfile(Figures):
 
 @dataclass(frozen=True)
 class DiskProfile(Figures):
-    """Measured speed of reading one file.
+    """Measured speed of reading one file."""
 
-    Attributes:
-        direct: bytes per second of direct reads, as passes make them; 0 where direct reads do not work.
-        buffered: bytes per second through a cold page cache.
-        block_bytes, threads: the fastest setting.
-        streamed_rate: bytes per second that arrived while passes ran over streamed weights; 0 if none did
-            yet.
-    """
-
-    direct: float
-    buffered: float
+    direct: float  # bytes per second of direct reads, as passes make them; 0 where direct reads do not work
+    buffered: float  # bytes per second through a cold page cache
+    # the fastest setting
     block_bytes: int
     threads: int
+    # bytes per second that arrived while passes ran over streamed weights; 0 if none did yet
     streamed_rate: float = 0.0
 
     @property

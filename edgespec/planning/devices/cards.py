@@ -15,22 +15,17 @@ from edgespec.profiles.figures import DeviceProfile
 
 @dataclass(frozen=True)
 class Card:
-    """A device of this machine that may hold layers, such as a graphics card.
+    """A device of this machine that may hold layers, such as a graphics card."""
 
-    Attributes:
-        name, description: ggml's, such as "CUDA0".
-        free, total: bytes of its memory.
-        shared: whether that is the memory of the processor.
-        profile: what was measured.
-        limit: bytes at most for the target's layers, after a load has run out of memory; None for any.
-    """
-
+    # ggml's, such as "CUDA0"
     name: str
     description: str
+    # bytes of its memory
     free: int
     total: int
-    shared: bool
-    profile: DeviceProfile
+    shared: bool  # whether that is the memory of the processor
+    profile: DeviceProfile  # what was measured
+    # bytes at most for the target's layers, after a load has run out of memory; None for any
     limit: int | None = None
 
     @property

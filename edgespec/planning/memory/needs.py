@@ -42,32 +42,23 @@ LATER_BYTES = 12 << 20  # imports and small allocations during generation
 
 @dataclass(frozen=True)
 class ContextShape:
-    """The options that contexts' memory depends on.
+    """The options that contexts' memory depends on."""
 
-    Attributes:
-        n_cells, n_outputs, n_sequences, n_threads: of every context; see runtime.context.
-        kv: of the target's context; the drafter's is always f16.
-        drafter_sequences: of the drafter's context; None for those of the target.
-        drafter_outputs: rows of one draft step; None for as many as its sequences. llama.cpp reserves logits
-            for every sequence, but the system gives memory only to those that are written.
-        beside: bytes of whatever else the process will hold, such as LoRA adapters.
-        reading: bytes that reading an image takes, in a process of its own.
-        answers: how many are sampled at once.
-        drafter_cells: of the context of a model that drafts; None for as many as the target has. Heads have
-            the target's.
-    """
-
+    # of every context; see runtime.context
     n_cells: int
     _: KW_ONLY
     n_outputs: int = USUAL_NODES
     n_sequences: int = USUAL_NODES
     n_threads: int = 1
-    kv: str = "f16"
-    drafter_sequences: int | None = None
+    kv: str = "f16"  # of the target's context; the drafter's is always f16
+    drafter_sequences: int | None = None  # of the drafter's context; None for those of the target
+    # rows of one draft step; None for as many as its sequences. llama.cpp reserves logits for every sequence,
+    # but the system gives memory only to those that are written.
     drafter_outputs: int | None = None
-    beside: int = 0
-    reading: int = 0
-    answers: int = 1
+    beside: int = 0  # bytes of whatever else the process will hold, such as LoRA adapters
+    reading: int = 0  # bytes that reading an image takes, in a process of its own
+    answers: int = 1  # how many are sampled at once
+    # of the context of a model that drafts; None for as many as the target has. Heads have the target's.
     drafter_cells: int | None = None
 
     def sequences(self, model: Model) -> int:
