@@ -29,6 +29,7 @@ from pathlib import Path
 import edgespec
 from benchmarks.along_texts import Yield, tables, write_answers, yields_along
 from benchmarks.harness import parser_of
+from benchmarks.pruning import write_pruned
 from benchmarks.workload import FOLDER, smollm2, widened
 from benchmarks.workload import PROMPTS as OTHER_PROMPTS
 from edgespec.drafting.agreement import PROMPTS, AgreementMeter, write_sample_answers
@@ -174,15 +175,18 @@ def _made(target: Path) -> Path:
 
 
 def _less(target: Path, layers: str) -> Path:
-    return _picked(target, "keep", tuple(map(int, layers.split(","))))
-
-
-def _picked(target: Path, quantization: str, drop_layers: tuple[int, ...] = ()) -> Path:
-    dropped = "-".join(map(str, drop_layers))
-    path = FOLDER / f"{target.stem}-{quantization}{'-drop-' * bool(dropped)}{dropped}.gguf"
+    path = FOLDER / f"{target.stem}-drop-{layers.replace(',', '-')}.gguf"
     if not path.exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
-        make_drafter(target, path, quantization=quantization, drop_layers=drop_layers)
+        write_pruned(target, path, map(int, layers.split(",")))
+    return path
+
+
+def _picked(target: Path, quantization: str) -> Path:
+    path = FOLDER / f"{target.stem}-{quantization}.gguf"
+    if not path.exists():
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        make_drafter(target, path, quantization=quantization)
     return path
 
 

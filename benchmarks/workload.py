@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from platformdirs import user_cache_path
 
+from benchmarks.pruning import write_pruned
 from edgespec.llama.quantize import make_drafter
 from edgespec.models.gguf.synthesis.widen import widen
 from edgespec.models.hub import catalog
@@ -51,28 +53,28 @@ def smollm2() -> Path:
     return catalog.find(None)
 
 
-def drafter(name: str, quantization: str, drop_layers: tuple[int, ...] = ()) -> Path:
+def drafter(name: str, make: Callable[[Path, Path], object]) -> Path:
     """A drafter made from the default model, kept in the cache folder."""
     path = FOLDER / f"smollm2-{name}.gguf"
     if not path.exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
-        make_drafter(smollm2(), path, quantization=quantization, drop_layers=drop_layers)
+        make(smollm2(), path)
     return path
 
 
 def q4_0() -> Path:
     """Requantized to Q4_0: agrees with the target on about 0.73 of greedy tokens."""
-    return drafter("q4_0", "q4_0")
+    return drafter("q4_0", partial(make_drafter, quantization="q4_0"))
 
 
 def dropped() -> Path:
     """Layers 18 and 21 dropped: agrees on about 0.63."""
-    return drafter("drop-18-21", "keep", (18, 21))
+    return drafter("drop-18-21", partial(write_pruned, layers=(18, 21)))
 
 
 def dropped_four() -> Path:
     """Layers 14, 17, 20 and 23 dropped: agrees on about 0.5."""
-    return drafter("drop-14-17-20-23", "keep", (14, 17, 20, 23))
+    return drafter("drop-14-17-20-23", partial(write_pruned, layers=(14, 17, 20, 23)))
 
 
 def widened(source: Path, target_bytes: int, folder: Path = FOLDER) -> Path:

@@ -21,11 +21,12 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 import edgespec
+from benchmarks.pruning import write_pruned
 from edgespec.images import reader
 from edgespec.kernels import setting as kernels_setting
 from edgespec.kernels.native.build import SOURCES, reports_folder
 from edgespec.kernels.report_store import ensure_report
-from edgespec.llama.quantize import KEEP, make_drafter
+from edgespec.llama.quantize import make_drafter
 from edgespec.models.gguf.synthesis.widen import widen
 from edgespec.processes.trial import Verdict, attempt_in_child
 from tests.tiers import QUICK, THOROUGH
@@ -187,7 +188,7 @@ def dropped_drafter_path(smol_path: Path) -> Path:
     """SmolLM2 without layers 18 and 21: agrees with its target on about 5 of 8 tokens."""
     return made_once(
         f"smol-drop-18-21-{version('llama-cpp-python')}.gguf",
-        lambda path: make_drafter(smol_path, path, quantization=KEEP, drop_layers=(18, 21)),
+        lambda path: write_pruned(smol_path, path, (18, 21)),
     )
 
 
@@ -196,7 +197,7 @@ def short_path(smol_path: Path) -> Path:
     """SmolLM2 without most of its layers: it talks nonsense, and takes milliseconds a pass."""
     return made_once(
         f"smol-short-{version('llama-cpp-python')}.gguf",
-        lambda path: make_drafter(smol_path, path, quantization=KEEP, drop_layers=range(3, 29)),
+        lambda path: write_pruned(smol_path, path, range(3, 29)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Making a drafter from a target: requantizing it, dropping layers, or both.
+"""Making a drafter from a target: requantizing it.
 
 llama.cpp's own quantizer does the work, in a child process: it holds the interpreter lock for minutes, aborts
 on some damaged files, and logs to stderr. A child can be interrupted, can fail, and can be kept quiet.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ from edgespec.errors import BackendError, EdgeSpecError, ModelFileError, OutputE
 from edgespec.files.writing import atomic_large_write, followed, writing_to
 from edgespec.processes.children import python_command, run
 from edgespec.processes.exit_status import describe_exit
-
-KEEP = "keep"
 
 # Every type that llama.cpp quantizes to without an importance matrix, most accurate first.
 QUANTIZATIONS = (
@@ -36,7 +33,6 @@ def make_drafter(
     output: Path,
     *,
     quantization: str = "q4_0",
-    drop_layers: Sequence[int] = (),
     threads: int | None = None,
 ) -> Path:
     """Write a drafter made from `target` to `output`, replacing an existing file.
@@ -46,25 +42,22 @@ def make_drafter(
     Args:
         target: a GGUF model; of a split model, its first file.
         output: where the drafter goes; one file, even when the target is split.
-        quantization: one of QUANTIZATIONS, or "keep" to leave every tensor's type as it is.
-        drop_layers: indices of the target's layers to leave out, counted from 0, in any order.
+        quantization: one of QUANTIZATIONS.
         threads: to quantize with; None means one for each processor.
 
     Returns:
         `output`.
 
     Raises:
-        UsageError: an unknown quantization, a layer the target does not have, or nothing to change.
+        UsageError: an unknown quantization, or the drafter would overwrite its target.
         ModelFileError: `target` is no GGUF model.
     """
-    dropped = sorted(set(drop_layers))
-    _check_request(target, output, quantization, dropped, threads)
+    _check_request(target, output, quantization, threads)
     partial = followed(output).with_name(f"{followed(output).name}.partial")
     request = {
         "target": os.fspath(target),
         "partial": os.fspath(partial),
-        "ftype": None if quantization == KEEP else f"LLAMA_FTYPE_MOSTLY_{quantization.upper()}",
-        "dropped": dropped,
+        "ftype": f"LLAMA_FTYPE_MOSTLY_{quantization.upper()}",
         "threads": threads or 0,
     }
     # Opened here because llama.cpp does not say why it could not open a file.
@@ -74,22 +67,15 @@ def make_drafter(
     ):
         failure = _run_worker(request)
         if failure:
-            raise _explain(failure, target, output, quantization, dropped)
+            raise _explain(failure, target, output, quantization)
     return output
 
 
-def _check_request(
-    target: Path, output: Path, quantization: str, dropped: list[int], threads: int | None
-) -> None:
-    if quantization != KEEP and quantization not in QUANTIZATIONS:
+def _check_request(target: Path, output: Path, quantization: str, threads: int | None) -> None:
+    if quantization not in QUANTIZATIONS:
         raise UsageError(
             f"There is no quantization '{quantization}'.",
-            f"Choose one of {', '.join(QUANTIZATIONS)}, or {KEEP} to leave the types as they are.",
-        )
-    if quantization == KEEP and not dropped:
-        raise UsageError(
-            "The drafter would be a copy of its target.",
-            "Choose a quantization, or drop layers.",
+            f"Choose one of {', '.join(QUANTIZATIONS)}.",
         )
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be at least 1, not {threads}.")
@@ -117,9 +103,7 @@ def _run_worker(request: dict[str, Any]) -> dict[str, Any]:
     return {"stage": "crash", "reason": f"its process {describe_exit(child.returncode)}: {last}"}
 
 
-def _explain(
-    failure: dict[str, Any], target: Path, output: Path, quantization: str, dropped: list[int]
-) -> EdgeSpecError:
+def _explain(failure: dict[str, Any], target: Path, output: Path, quantization: str) -> EdgeSpecError:
     reason = failure.get("reason", "")
     match failure["stage"]:
         case "import":
@@ -129,29 +113,11 @@ def _explain(
                 f"{target} cannot be read as a GGUF model: {reason}",
                 "The file may be damaged, or not a model. Download it again.",
             )
-        case "layers":
-            count = failure["layers"]
-            outside = [layer for layer in dropped if not 0 <= layer < count]
-            if outside:
-                return UsageError(
-                    f"{target.name} has no layer {outside[0]}.",
-                    f"Its {count} layers are numbered 0 to {count - 1}.",
-                )
-            return UsageError(
-                f"Dropping all {count} layers of {target.name} leaves nothing.",
-                "Drop fewer layers.",
-            )
         case "write":
             free = shutil.disk_usage(output.parent).free
             return OutputError(
                 f"{output} could not be written completely.",
                 f"Is the disk full? {free:,} bytes are free there.",
-            )
-        case "check" if dropped:
-            return BackendError(
-                f"llama.cpp cannot load {target.name} without layers "
-                f"{', '.join(map(str, dropped))}: {reason}",
-                "Models with per-layer settings cannot lose a layer; only requantize this one.",
             )
         case _:
             return BackendError(

@@ -1,10 +1,10 @@
 """The child process of quantize.py: llama.cpp's quantizer, run once.
 
-Its argument is a JSON object: `target` and `partial` (paths), `ftype` (the name of a constant of llama.cpp,
-or null to keep the types), `dropped` (layers, in order) and `threads` (0: all).
+Its argument is a JSON object: `target` and `partial` (paths), `ftype` (the name of a constant of llama.cpp)
+and `threads` (0: all).
 
 Prints one JSON object: empty when the file `partial` is written and loads, otherwise `stage` (where
-it went wrong: import, read, layers, quantize, write or check) and what is known about it.
+it went wrong: import, read, quantize, write or check) and what is known about it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,11 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
             errors.append(text.decode("utf-8", "replace"))
 
     llama_cpp.llama_log_set(collect, None)
-    dropped: list[int] = request["dropped"]
     partial = Path(request["partial"])
 
-    layers = _layer_count(llama_cpp, request["target"])
-    if layers is None:
+    if not (target := _load(llama_cpp, request["target"], vocab_only=True)):
         return {"stage": "read", "reason": _reason(errors)}
-    if dropped and (dropped[0] < 0 or dropped[-1] >= layers or len(dropped) == layers):
-        return {"stage": "layers", "layers": layers}
+    llama_cpp.llama_model_free(target)
     status = _quantize(llama_cpp, request)
     if not _is_complete(partial) and (status == 0 or "iostream" in _reason(errors)):
         return {"stage": "write"}
@@ -55,16 +52,6 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _layer_count(llama_cpp: Any, path: str) -> int | None:
-    model = _load(llama_cpp, path, vocab_only=True)
-    if not model:
-        return None
-    architecture = _metadata(llama_cpp, model, "general.architecture")
-    layers = int(_metadata(llama_cpp, model, f"{architecture}.block_count") or 0)
-    llama_cpp.llama_model_free(model)
-    return layers
-
-
 def _load(llama_cpp: Any, path: str, *, vocab_only: bool) -> Any:
     """Load a model cheaply: tensors stay on disk, mapped, and nothing is repacked."""
     parameters = llama_cpp.llama_model_default_params()
@@ -74,25 +61,12 @@ def _load(llama_cpp: Any, path: str, *, vocab_only: bool) -> Any:
     return llama_cpp.llama_model_load_from_file(os.fsencode(path), parameters)
 
 
-def _metadata(llama_cpp: Any, model: Any, key: str) -> str:
-    buffer = ctypes.create_string_buffer(256)
-    llama_cpp.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
-    return buffer.value.decode("utf-8", "replace")
-
-
 def _quantize(llama_cpp: Any, request: dict[str, Any]) -> int:
     """Returns 0 when llama.cpp saw no error."""
     parameters = llama_cpp.llama_model_quantize_default_params()
     parameters.nthread = request["threads"]
-    if request["ftype"] is None:
-        parameters.only_copy = True
-    else:
-        parameters.ftype = getattr(llama_cpp, request["ftype"])
-        parameters.allow_requantize = True
-    dropped = request["dropped"]
-    if dropped:
-        # llama.cpp wants them in order, with -1 at the end.
-        parameters.prune_layers = (ctypes.c_int32 * (len(dropped) + 1))(*dropped, -1)
+    parameters.ftype = getattr(llama_cpp, request["ftype"])
+    parameters.allow_requantize = True
     status: int = llama_cpp.llama_model_quantize(
         os.fsencode(request["target"]), os.fsencode(request["partial"]), ctypes.byref(parameters)
     )

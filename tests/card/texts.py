@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edgespec.llama.quantize import KEEP, make_drafter
+from benchmarks.pruning import write_pruned
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.devices.assignment import layer_sizes
@@ -101,7 +101,7 @@ def without_middle(model: Path, folder: Path) -> Path:
     if not short.exists():
         layers = len(layer_sizes(ModelFiles.of(read_header(model))))
         partial = short.with_suffix(".partial")
-        make_drafter(model, partial, quantization=KEEP, drop_layers=range(3, layers - 1))
+        write_pruned(model, partial, range(3, layers - 1))
         partial.replace(short)
     return short
 

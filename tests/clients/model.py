@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from edgespec.llama.quantize import KEEP, make_drafter
+from benchmarks.pruning import write_pruned
 from edgespec.models.gguf.header import read_header
 from tests.conftest import package_folder
 from tests.templated import with_template
@@ -31,7 +31,7 @@ def scripted_model(folder: Path, given: Path | None) -> Path:
     n_layers = read_header(source).block_count or 0
     draft = folder / f"draft-{source.name}"
     try:
-        make_drafter(source, draft, quantization=KEEP, drop_layers=range(1, n_layers - _KEPT + 1))
+        write_pruned(source, draft, range(1, n_layers - _KEPT + 1))
         _raise_context(draft)
         if given is None:
             with_template(draft, QWEN_25, made.with_suffix(".partial"))

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 import edgespec
+from benchmarks.pruning import write_pruned
 from edgespec.engine.engine import Engine
 from edgespec.engine.sequence import TextSequence
 from edgespec.errors import BackendError, UsageError
 from edgespec.generation.config import GenerationConfig
-from edgespec.llama.quantize import make_drafter
 from edgespec.speculation.drafters.base import NoDrafter
 from tests.interrupting import Intruder, Intrusion
 from tests.least_memory import load_in_least_memory
@@ -63,7 +63,7 @@ def models(smol_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     """Models that take milliseconds a pass."""
     folder = tmp_path_factory.mktemp("models")
     short = folder / "short.gguf"
-    make_drafter(smol_path, short, quantization="keep", drop_layers=range(3, 29))
+    write_pruned(smol_path, short, range(3, 29))
     pair = write_pair(folder, smol_path, "headed")
     return {
         "clear": write_tiny(folder / "clear.gguf", "llama", smol_path),

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import edgespec
+from benchmarks.pruning import write_pruned
 from edgespec.cli.main import main
 from edgespec.drafting.tuning import training
 from edgespec.drafting.tuning import tune as tuning
@@ -24,11 +25,11 @@ from edgespec.drafting.tuning.network.extent import TrainedExtent, extent_for
 from edgespec.drafting.tuning.network.network import Network
 from edgespec.drafting.tuning.network.shape import ARCHITECTURES
 from edgespec.drafting.tuning.network.weights import check_tunable, load_weights, write_weights
-from edgespec.drafting.tuning.options import TuneOptions
+from edgespec.drafting.tuning.options import KEEP, TuneOptions
 from edgespec.drafting.tuning.training import Trainer, TrainingBudget, TrainingMethod, divergence
 from edgespec.drafting.tuning.tune import tune
 from edgespec.errors import BackendError, MemoryLimitError, PairingError, UsageError
-from edgespec.llama.quantize import KEEP, make_drafter
+from edgespec.llama.quantize import make_drafter
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
@@ -53,7 +54,7 @@ def target(smol_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(target: Path) -> Path:
     """The target without its last two layers."""
     path = target.with_name("start.gguf")
-    return make_drafter(target, path, quantization=KEEP, drop_layers=(4, 5))
+    return write_pruned(target, path, (4, 5))
 
 
 @pytest.fixture(scope="module")
@@ -273,10 +274,10 @@ def test_what_was_learned_survives_in_fine_types(target: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_what_was_learned_survives_few_bits(
-    target: Path, answers: list[TargetAnswer], tmp_path: Path
+    target: Path, start: Path, answers: list[TargetAnswer], tmp_path: Path
 ) -> None:
     """Rounded to the nearest, most is lost; less where training knows of it."""
-    start = make_drafter(target, tmp_path / "start.gguf", quantization="q4_0", drop_layers=(4, 5))
+    start = make_drafter(start, tmp_path / "start.gguf", quantization="q4_0")
     header = read_header(start)
     changed = {}
     for way, kinds in (("nearest", {}), ("known", rounded_types(header, "q4_0"))):
@@ -300,8 +301,8 @@ def test_what_was_learned_survives_few_bits(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("measured_by_what_was_learned")
-def test_kept_types_are_trained_for_and_keep_the_size(target: Path, tmp_path: Path) -> None:
-    start = make_drafter(target, tmp_path / "start.gguf", quantization="q4_0", drop_layers=(4, 5))
+def test_kept_types_are_trained_for_and_keep_the_size(target: Path, start: Path, tmp_path: Path) -> None:
+    start = make_drafter(start, tmp_path / "start.gguf", quantization="q4_0")
     options = {"start": str(start), "quantization": KEEP, "steps": 120, "output": tmp_path / "tuned.gguf"}
     tuned = tune(str(target), TuneOptions(**vars(QUICK) | options))
     assert tuned.after.agreement.top1 > 2 * tuned.before.agreement.top1

@@ -13,7 +13,7 @@ import llama_cpp
 import pytest
 
 from edgespec.errors import BackendError, ModelFileError, OutputError, UsageError
-from edgespec.llama.quantize import KEEP, QUANTIZATIONS, make_drafter
+from edgespec.llama.quantize import QUANTIZATIONS, make_drafter
 from edgespec.models.gguf.header import read_header
 from edgespec.processes import children
 from tests.tiers import slow_except
@@ -36,32 +36,6 @@ def test_requantized_drafter_has_the_asked_type_and_all_layers(q4_drafter_path: 
     assert types["blk.0.ffn_up.weight"] == types["blk.29.attn_q.weight"] == "Q4_0"
     assert types["output_norm.weight"] == "F32"
     assert header.block_count == LAYERS
-
-
-def test_dropped_layers_are_gone_and_the_others_are_untouched(
-    smol_path: Path, dropped_drafter_path: Path
-) -> None:
-    before, after = tensors_of(smol_path), tensors_of(dropped_drafter_path)
-    assert read_header(dropped_drafter_path).block_count == LAYERS - 2
-
-    kept = [layer for layer in range(LAYERS) if layer not in (18, 21)]
-    renamed = {name: name for name in before if not name.startswith("blk.")}
-    for new, old in enumerate(kept):
-        of_layer = [name for name in before if name.startswith(f"blk.{old}.")]
-        renamed |= {name.replace(f"blk.{old}.", f"blk.{new}."): name for name in of_layer}
-    assert after.keys() == renamed.keys()
-    for name, old_name in renamed.items():
-        assert after[name] == before[old_name], name
-
-
-def test_requantizing_and_dropping_go_together(tiny_path: Path, tmp_path: Path) -> None:
-    output = tmp_path / "drafter.gguf"
-    last = N_LAYER - 1
-    assert make_drafter(tiny_path, output, quantization="q2_k", drop_layers=[last, 0, last]) == output
-    header = read_header(output)
-    assert header.block_count == N_LAYER - 2
-    assert gguf.GGMLQuantizationType.Q2_K in {tensor.type_id for tensor in header.tensors}
-    assert [path.name for path in tmp_path.iterdir()] == ["drafter.gguf"]
 
 
 @pytest.fixture(scope="module")
@@ -99,38 +73,15 @@ def test_every_quantization_is_known_to_llama_cpp() -> None:
 @pytest.mark.parametrize("quantization", slow_except(["f16", "q4_k_m", "iq4_xs", "q2_k"], QUANTIZATIONS))
 def test_every_quantization_can_be_made(quantization: str, tiny_path: Path, tmp_path: Path) -> None:
     output = tmp_path / "drafter.gguf"
-    make_drafter(tiny_path, output, quantization=quantization, drop_layers=[1])
-    assert read_header(output).block_count == N_LAYER - 1
+    make_drafter(tiny_path, output, quantization=quantization)
+    assert read_header(output).block_count == N_LAYER
 
 
 def test_unknown_quantization_lists_the_known_ones(smol_path: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         make_drafter(smol_path, tmp_path / "d.gguf", quantization="q9")
     assert caught.value.what == "There is no quantization 'q9'."
-    assert caught.value.hint == (
-        f"Choose one of {', '.join(QUANTIZATIONS)}, or keep to leave the types as they are."
-    )
-
-
-@pytest.mark.parametrize("layer", [30, -1])
-def test_layer_out_of_range(layer: int, smol_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        make_drafter(smol_path, tmp_path / "d.gguf", drop_layers=[3, layer])
-    assert caught.value.what == f"{smol_path.name} has no layer {layer}."
-    assert caught.value.hint == "Its 30 layers are numbered 0 to 29."
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_dropping_every_layer(smol_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        make_drafter(smol_path, tmp_path / "d.gguf", drop_layers=range(LAYERS))
-    assert caught.value.what == f"Dropping all 30 layers of {smol_path.name} leaves nothing."
-
-
-def test_nothing_to_change(smol_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        make_drafter(smol_path, tmp_path / "d.gguf", quantization=KEEP)
-    assert caught.value.what == "The drafter would be a copy of its target."
+    assert caught.value.hint == (f"Choose one of {', '.join(QUANTIZATIONS)}.")
 
 
 def test_output_that_is_the_target(smol_path: Path, tmp_path: Path) -> None:
@@ -228,22 +179,11 @@ def test_a_signal_ends_the_quantizer_and_leaves_nothing(smol_path: Path, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_settings_that_differ_by_layer_cannot_lose_one(tiny_path: Path, tmp_path: Path) -> None:
+def test_settings_may_differ_by_layer(tiny_path: Path, tmp_path: Path) -> None:
     target = tmp_path / "by-layer.gguf"
     with_key_value_heads_by_layer(tiny_path, target)
     output = make_drafter(target, tmp_path / "requantized.gguf")
     assert read_header(output).block_count == N_LAYER
-
-    with pytest.raises(BackendError) as caught:
-        make_drafter(target, tmp_path / "d.gguf", drop_layers=[4, 5])
-    assert caught.value.what == (
-        "llama.cpp cannot load by-layer.gguf without layers 4, 5: error loading model "
-        "hyperparameters: key llama.attention.head_count_kv has wrong array length; "
-        f"expected {N_LAYER - 2}, got {N_LAYER}"
-    )
-    assert caught.value.hint == (
-        "Models with per-layer settings cannot lose a layer; only requantize this one."
-    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="ends the process by a signal")

@@ -9,7 +9,10 @@ from typing import Any
 from edgespec.base.units import readable_rate, readable_time
 from edgespec.drafting.tuning.evaluation import BUDGETS, Evaluation
 from edgespec.errors import OutputError, UsageError
-from edgespec.llama.quantize import KEEP, QUANTIZATIONS
+from edgespec.llama.quantize import QUANTIZATIONS
+
+KEEP = "keep"
+"""In place of a quantization: every tensor keeps its type."""
 
 LEAST_ANSWERS = 4
 _MAX_MINUTES = 7 * 24 * 60

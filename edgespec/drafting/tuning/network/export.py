@@ -16,8 +16,9 @@ from edgespec.drafting.tuning.network.weights import (
     quantization_of,
     write_weights,
 )
+from edgespec.drafting.tuning.options import KEEP
 from edgespec.files.writing import atomic_large_write, writing_to
-from edgespec.llama.quantize import KEEP, make_drafter
+from edgespec.llama.quantize import make_drafter
 from edgespec.models.gguf.types import GGUFHeader
 
 AS_BEFORE = KEEP
