@@ -20,8 +20,8 @@
         └── InconclusiveTrial  a trial that was killed, starved or refused memory, so it proves nothing
 
 Each carries what happened and what to do about it; the command line prints both, and the server sends them.
-Functions of `cli`, `serving` and `api` document an error only if their callers handle it or rely on the state
-that it leaves behind.
+Functions of `cli`, `serving`, `api`, `bench` and `drafting` document an error only if their callers handle it
+or rely on the state that it leaves behind.
 """
 
 from __future__ import annotations

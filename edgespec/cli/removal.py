@@ -83,11 +83,7 @@ class Removal:
 
 
 def plan_removal(path: Path) -> Removal:
-    """The files that removing a model would free, given its first or only file.
-
-    Raises:
-        ModelFileError: there is no such file, or it is a folder.
-    """
+    """The files that removing a model would free, given its first or only file."""
     path = path.absolute()
     if path.is_dir():
         require_regular_file(path)

@@ -225,11 +225,7 @@ def _pieces(first: int, end: int) -> list[tuple[int, int]]:
 
 
 def measure(target: str | os.PathLike[str], drafter: Path, on_progress: Progress | None = None) -> Agreement:
-    """The agreement of a pair, on half a dozen prompts.
-
-    Raises:
-        EdgeSpecError: one of them cannot be loaded.
-    """
+    """The agreement of a pair, on half a dozen prompts."""
     from edgespec.loading.load import load
 
     with load(target, draft="lookup", context=1024, on_progress=on_progress) as engine:

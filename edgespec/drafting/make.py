@@ -100,12 +100,7 @@ class MakeOptions:
 
 
 def make_for(target: str, options: MakeOptions, on_progress: Progress | None = None) -> MadeDrafter:
-    """Make, measure and register a drafter; resumes where an earlier call ended.
-
-    Raises:
-        UsageError: an unknown quantization, or a size that nothing can meet.
-        EdgeSpecError: the target cannot be found or loaded, the disk is too small, a file cannot be written.
-    """
+    """Make, measure and register a drafter; resumes where an earlier call ended."""
     report = on_progress or no_progress
     _check(options)
     header = read_header(catalog.find(target, on_progress))
@@ -154,12 +149,7 @@ def kept_of(target: str, options: MakeOptions) -> str:
 
 @contextmanager
 def working_in(folder: Path) -> Iterator[None]:
-    """Have a work folder for oneself.
-
-    Raises:
-        UsageError: another program works in it.
-        OutputError: it cannot be made.
-    """
+    """Have a work folder for oneself."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -195,11 +185,7 @@ def _measured(
 
 
 def _made(target: GGUFHeader, quantization: str, folder: Path, threads: int | None) -> Path:
-    """The target in this quantization, in the work folder; made if it is not there.
-
-    Raises:
-        OutputError: the disk is too small.
-    """
+    """The target in this quantization, in the work folder; made if it is not there."""
     path = folder / f"{quantization}.gguf"
     if not path.exists():
         needed = sum(part.stat().st_size for part in split_paths(target))

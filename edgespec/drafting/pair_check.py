@@ -69,13 +69,7 @@ class PairCheck:
 def examine_pair(
     target: str, drafter: str, *, measure_agreement: bool, on_progress: Progress | None = None
 ) -> PairCheck:
-    """Compare the vocabularies; if the drafter can draft, measure the agreement and remember the pair.
-
-    Raises:
-        UsageError: they are the same file.
-        PairingError: the drafter is larger than its target, or a head of another one.
-        EdgeSpecError: one of them cannot be found or loaded.
-    """
+    """Compare the vocabularies; if the drafter can draft, measure the agreement and remember the pair."""
     paths = [catalog.find(target, on_progress), catalog.find(drafter, on_progress)]
     headers = [read_header(path) for path in paths]
     head = head_family(headers[1]) is not None
@@ -110,12 +104,7 @@ def examine_pair(
 
 
 def check_sizes(target: GGUFHeader, drafter: GGUFHeader) -> None:
-    """Refuse a drafter that is as large as its target.
-
-    Raises:
-        UsageError: they are the same file.
-        PairingError: it is larger.
-    """
+    """Refuse a drafter that is as large as its target."""
     if target.path.resolve() == drafter.path.resolve():
         raise UsageError(f"{target.path.name} would draft for itself.", "Name a smaller model.")
     sizes = [sum(path.stat().st_size for path in split_paths(h)) for h in (target, drafter)]

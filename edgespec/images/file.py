@@ -45,11 +45,7 @@ def is_image(path: Path) -> bool:
 
 
 def read_image(path: Path) -> bytes:
-    """The content of an image file.
-
-    Raises:
-        UsageError: it cannot be read, is too large, or is of a format that is not read.
-    """
+    """The content of an image file."""
     try:
         if path.exists() and not path.is_file():
             raise UsageError(f"{path} is not a file.", "Name an image file.")
@@ -68,9 +64,6 @@ def check_image(data: bytes, name: str) -> None:
 
     Args:
         name: of the image, for messages.
-
-    Raises:
-        UsageError: it is refused.
     """
     if not data:
         raise UsageError(f"{name} is empty.", _FORMATS)
@@ -81,11 +74,7 @@ def check_image(data: bytes, name: str) -> None:
 
 
 def check_size(width: int, height: int, name: str) -> None:
-    """Refuse a picture that is too large, or has no pixels.
-
-    Raises:
-        UsageError: it is refused.
-    """
+    """Refuse a picture that is too large, or has no pixels."""
     if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE and width * height <= MAX_PIXELS):
         raise UsageError(
             f"{name} has {width} x {height} pixels; up to {MAX_PIXELS >> 20} million are read, and up to "

@@ -70,9 +70,6 @@ class WithPlaceholders:
 
     Attributes:
         messages: with texts for contents.
-
-    Raises:
-        UsageError: a part is neither text nor an image, or an image cannot be read.
     """
 
     def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
@@ -129,9 +126,6 @@ def image_of(source: object, name: str = UNNAMED) -> Image:
     Args:
         source: the path of a file, the bytes of one, or a `PIL.Image.Image`.
         name: what the bytes are called in messages.
-
-    Raises:
-        UsageError: it cannot be read, is too large, or is of a format that is not read.
     """
     pillow = sys.modules.get("PIL.Image")  # whoever has such an image has imported it
     if pillow is not None and isinstance(source, pillow.Image):

@@ -15,11 +15,7 @@ _MAX_BYTES = 16 << 20
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A document of `bench --json`, made by anybody.
-
-    Raises:
-        UsageError: it cannot be read, or is no such file.
-    """
+    """A document of `bench --json`, made by anybody."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ValueError("it is too large")
@@ -44,9 +40,6 @@ def compare_files(first: str, second: str | None) -> str:
 
     Args:
         second: what stands after the first file, which is where a model would be named.
-
-    Raises:
-        UsageError: there is no second file, or one of them is no such file.
     """
     if second is None:
         raise UsageError(f"Cannot compare {first} alone.", "Name two files: --compare A B")

@@ -50,11 +50,7 @@ def as_text(document: dict[str, Any]) -> str:
 
 
 def check_writable(path: Path) -> None:
-    """Find out before hours of measuring whether a file can be written.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Find out before hours of measuring whether a file can be written."""
     if path.is_dir():
         raise OutputError(f"{path} is a folder.", "Give the name of a file.")
     try:

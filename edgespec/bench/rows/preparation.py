@@ -52,11 +52,7 @@ class BenchRequest:
     command: str = "edgespec bench"
 
     def check(self) -> None:
-        """Check the numbers alone.
-
-        Raises:
-            UsageError: one of them is out of its range.
-        """
+        """Check the numbers alone."""
         for name, value, most in [
             ("--prompts", self.prompts, 10_000),
             ("--repetitions", self.repetitions, 10_000),
@@ -78,11 +74,7 @@ class PreparedBench:
 
 
 def prepare_bench(request: BenchRequest, on_progress: Progress) -> PreparedBench:
-    """Find all that is needed.
-
-    Raises:
-        EdgeSpecError: something is missing, or cannot be done.
-    """
+    """Find all that is needed."""
     questions = read_questions(request.workload) if request.workload else own_questions()
     prompts = [question.text for question in balanced(questions, request.prompts)]
     target = catalog.find(request.load.model.name, on_progress)

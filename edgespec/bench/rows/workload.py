@@ -32,12 +32,7 @@ def own_questions() -> tuple[Question, ...]:
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:
-    """The questions of a file.
-
-    Raises:
-        UsageError: it cannot be read, a line is not a question (the message has its number), or there is
-            none.
-    """
+    """The questions of a file."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # JSON texts may contain other line separators
     except OSError as error:

@@ -49,9 +49,6 @@ def evaluate(
     Args:
         like: a drafter that was measured before. If this one has the same size, it takes as long: what two
             measurements of one time differ by must not decide.
-
-    Raises:
-        EdgeSpecError: it cannot be loaded.
     """
     n_bytes = path.stat().st_size
     with AgreementMeter(path, samples) as meter:
@@ -71,9 +68,6 @@ def tokens_per_pass(
     Only the drafter runs: the texts are known, so what the target would accept of a tree is known too.
 
     Of the first few texts, only the beginnings count.
-
-    Raises:
-        EdgeSpecError: the drafter cannot be loaded.
     """
     samples = [SampleAnswer(sample.prompt, sample.answer[:_TOKENS]) for sample in samples[:_TEXTS]]
     longest = max(len(sample.prompt) + len(sample.answer) for sample in samples)

@@ -103,12 +103,7 @@ class TunedDrafter:
 
 
 def check(options: TuneOptions) -> None:
-    """Refuse impossible options.
-
-    Raises:
-        UsageError: a wrong number or name.
-        OutputError: there is no folder for the output.
-    """
+    """Refuse impossible options."""
     if not 0 < options.minutes <= _MAX_MINUTES:
         limit = f"at most {_MAX_MINUTES:g}" if options.minutes > 0 else "positive"
         raise UsageError(f"--minutes must be {limit}, not {options.minutes:g}.")

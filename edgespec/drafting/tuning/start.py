@@ -20,14 +20,7 @@ from edgespec.models.hub.drafter_choice import candidates
 
 
 def choose_start(target: GGUFHeader, options: TuneOptions, report: Progress) -> GGUFHeader:
-    """The drafter to begin with: the one that was named, the best one known, or one that is made now.
-
-    Raises:
-        UsageError: it is the target itself.
-        PairingError: it is larger than the target, or has another vocabulary.
-        BackendError: it is of a kind that cannot be tuned.
-        EdgeSpecError: it cannot be found, or made.
-    """
+    """The drafter to begin with: the one that was named, the best one known, or one that is made now."""
     if options.start is not None:
         start = read_header(catalog.find(options.start, report))
         check_sizes(target, start)

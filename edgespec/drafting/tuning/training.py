@@ -137,9 +137,6 @@ class Trainer:
         steps, seconds: of training so far, in all runs.
         loss: a moving average; None before the first step.
         checked: the best divergence on answers that are not learned from, so far; None if it is not known.
-
-    Raises:
-        OutputError: the checkpoint cannot be written.
     """
 
     def __init__(
@@ -193,9 +190,6 @@ class Trainer:
 
         After some checks without a gain, training returns to the best weights, at a lower rate.
         Whatever ends it, the progress is saved; of a step whose weights are half changed, that before it.
-
-        Raises:
-            OutputError: the checkpoint cannot be written.
         """
         if not self.steps and self._checks:
             self._choose_rate(budget, on_progress)
@@ -339,11 +333,7 @@ class Trainer:
         return [found[index] for index in chosen]
 
     def save(self) -> None:
-        """Save everything that the next run needs to resume.
-
-        Raises:
-            OutputError: the file cannot be written.
-        """
+        """Save everything that the next run needs to resume."""
         state = {
             "label": self._label,
             "steps": self.steps,
@@ -409,11 +399,7 @@ def _filled_up(lengths: Sequence[int]) -> tuple[int, ...]:
 
 
 def _write(path: Path, state: dict[str, Any]) -> None:
-    """Write a file of tensors.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Write a file of tensors."""
     try:
         with atomic_write(path, suffix=".partial") as file:
             torch.save(state, file)

@@ -50,15 +50,7 @@ _SLEEPING_THREADS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
 
 
 def tune(target: str, options: TuneOptions, on_progress: Progress | None = None) -> TunedDrafter:
-    """Tune a drafter for a target, measure it, and register it if none known is better.
-
-    Raises:
-        UsageError: a wrong number or file, or a drafter that is its target.
-        PairingError: the start is larger than the target, or has another vocabulary.
-        BackendError: the start is of a kind that cannot be tuned.
-        MemoryLimitError: training needs more memory than there is.
-        EdgeSpecError: a model cannot be found or loaded, a file cannot be written.
-    """
+    """Tune a drafter for a target, measure it, and register it if none known is better."""
     report = on_progress or no_progress
     check(options)
     prompts = bundled_prompts()

@@ -74,9 +74,6 @@ class AnswerFile:
     Args:
         fingerprint: of the target's header.
         tokens: most tokens of an answer.
-
-    Raises:
-        OutputError: the file cannot be read or written.
     """
 
     def __init__(self, path: Path, fingerprint: str, tokens: int) -> None:
@@ -97,11 +94,7 @@ class AnswerFile:
         return [prompt for prompt in prompts if prompt.text not in self._answers]
 
     def add(self, answer: TargetAnswer) -> None:
-        """Add an answer.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Add an answer."""
         try:
             self._file.append(answer.to_bytes())
         except OSError as error:
@@ -136,9 +129,6 @@ def collect_answers(
         tokens: most tokens of an answer.
         may_continue: whether the prompt of this index shall still be asked; the first that shall not ends it.
         on_pass: called at least once a pass.
-
-    Raises:
-        EdgeSpecError: the target cannot answer.
     """
     asked: dict[int, tuple[int, ...]] = {}
     collected: dict[int, DistributionRows] = {}

@@ -66,11 +66,7 @@ def with_own(prompts: PromptSplit, own: list[Prompt]) -> PromptSplit:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """A person's prompts: one a line, as plain text, or as JSON with a "prompt" (and perhaps a "category").
-
-    Raises:
-        UsageError: the file cannot be read, holds no prompt, or a line of JSON holds none.
-    """
+    """A person's prompts: one a line, as plain text, or as JSON with a "prompt" (perhaps a "category")."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise UsageError(f"{path} is larger than {_MAX_BYTES >> 20} MiB.", "Give a smaller file.")

@@ -60,10 +60,6 @@ def export(
     Args:
         note: as of `write_weights`.
         quantization: AS_BEFORE or FINE, for tuned tensors alone; or one of llama.cpp's, for the whole file.
-
-    Raises:
-        OutputError: it cannot be written.
-        BackendError: llama.cpp cannot quantize it.
     """
     kinds = matrix_kinds(start)
     direct = quantization == FINE or (

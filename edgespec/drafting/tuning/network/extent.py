@@ -39,11 +39,7 @@ WHOLE = TrainedExtent()
 
 
 def extent_for(header: GGUFHeader, shape: NetworkShape, available: int) -> TrainedExtent:
-    """Return the upper half of a drafter's layers, or as many of them as can be trained in free memory.
-
-    Raises:
-        MemoryLimitError: there is no room to train even the last layer.
-    """
+    """Return the upper half of a drafter's layers, or as many of them as can be trained in free memory."""
     extents = [TrainedExtent(first) for first in range(shape.layers // 2, shape.layers)]
     for extent in extents:
         if extent.n_bytes(header) <= available:

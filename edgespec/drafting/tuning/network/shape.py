@@ -79,9 +79,6 @@ def shape_of(metadata: Mapping[str, Any], tensors: Collection[str], name: str) -
         metadata: scalars and strings; arrays as anything else.
         tensors: names of all its tensors.
         name: of the file, for messages.
-
-    Raises:
-        BackendError: it is a kind of model that cannot be tuned.
     """
     architecture = str(metadata.get("general.architecture", ""))
     if architecture not in ARCHITECTURES:

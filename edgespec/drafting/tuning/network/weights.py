@@ -46,11 +46,7 @@ class ModelWeights:
 
 
 def check_tunable(header: GGUFHeader) -> NetworkShape:
-    """The shape of a model that can be tuned.
-
-    Raises:
-        BackendError: it is of another kind, or in several files.
-    """
+    """The shape of a model that can be tuned."""
     if len(split_paths(header)) > 1:
         raise BackendError(
             f"{header.path.name} is split into several files, which cannot be tuned.",
@@ -60,12 +56,7 @@ def check_tunable(header: GGUFHeader) -> NetworkShape:
 
 
 def load_weights(path: Path) -> ModelWeights:
-    """All weights of a model, dequantized.
-
-    Raises:
-        ModelFileError: its types cannot be dequantized.
-        BackendError: see `check_tunable`.
-    """
+    """All weights of a model, dequantized."""
     shape = check_tunable(read_header(path))
     weights: Weights = {}
     for tensor in gguf.GGUFReader(path).tensors:
