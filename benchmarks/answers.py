@@ -28,7 +28,7 @@ from typing import Any
 import edgespec
 from benchmarks.harness import measured_apart, parser_of, print_head
 from benchmarks.workload import FOLDER, PROMPTS, q4_0, smollm2, widened
-from edgespec.bench.rows.workload import balanced, own_questions, read_questions
+from edgespec.bench.rows.preparation import balanced, own_questions, read_questions
 from edgespec.engine.sequence import Sizer
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation

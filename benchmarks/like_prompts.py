@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import edgespec
 from benchmarks.harness import parser_of, print_head
-from edgespec.bench.rows.workload import own_questions
+from edgespec.bench.rows.preparation import own_questions
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.sources.answers import Answers

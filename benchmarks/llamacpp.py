@@ -26,8 +26,7 @@ import edgespec
 from benchmarks.capped import CappedResult, cap_kind, run_capped
 from benchmarks.harness import parser_of, print_head
 from edgespec.base.units import parse_size
-from edgespec.bench.rows.preparation import context_for
-from edgespec.bench.rows.workload import balanced, own_questions, read_questions
+from edgespec.bench.rows.preparation import balanced, context_for, own_questions, read_questions
 from edgespec.machine.cores import default_threads
 from edgespec.measure.throughput import forget_cached
 from edgespec.offload.layout import round_up

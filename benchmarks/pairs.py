@@ -28,7 +28,7 @@ from typing import Any
 import edgespec
 from benchmarks.harness import parser_of, print_head
 from benchmarks.workload import read_lines, smollm2
-from edgespec.bench.rows.workload import Question, balanced, own_questions, read_questions
+from edgespec.bench.rows.preparation import Question, balanced, own_questions, read_questions
 from edgespec.engine.engine import Engine
 from edgespec.engine.sequence import Sizer
 from edgespec.generation.config import GenerationConfig, Grammar

@@ -20,7 +20,7 @@ from typing import Any
 import edgespec
 from benchmarks.harness import measured_apart, parser_of, print_head
 from edgespec.base.progress import no_progress
-from edgespec.bench.rows.workload import own_questions
+from edgespec.bench.rows.preparation import own_questions
 from edgespec.config import Config
 from edgespec.generation.config import GenerationConfig
 from edgespec.planning.report.model_report import plan_for

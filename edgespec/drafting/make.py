@@ -7,9 +7,10 @@ measured on the other half and registered. A target larger than memory is stream
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,14 +24,14 @@ from edgespec.drafting.agreement import (
     PROMPTS,
     Agreement,
     AgreementMeter,
+    CostModel,
+    PassCost,
     SampleAnswer,
     SampleAnswers,
     write_sample_answers,
 )
-from edgespec.drafting.saved_measurements import CANDIDATE, SavedMeasurements
-from edgespec.drafting.speed import CostModel
 from edgespec.errors import EdgeSpecError, OutputError, UsageError
-from edgespec.files.writing import followed, remove_abandoned, writing_to
+from edgespec.files.writing import atomic_write, followed, remove_abandoned, writing_to
 from edgespec.llama.quantize import QUANTIZATIONS, make_drafter
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.header import read_header
@@ -284,3 +285,57 @@ def _generate_texts(
 def _file_name(header: GGUFHeader, quantization: str) -> str:
     stem = re.sub(r"-00001-of-\d{5}$", "", header.path.stem)
     return f"{stem}-draft-{quantization}"[:120] + f"-{header.fingerprint[:8]}.gguf"
+
+
+CANDIDATE = "candidate "
+"""Prefix of the keys of measured drafters."""
+
+_SAME_MEMORY = 0.05  # share by which free memory varies between runs
+
+
+class SavedMeasurements:
+    """The measurements so far, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self.values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            self.values = {}
+
+    @property
+    def described(self) -> str:
+        """The measurements in words; empty if there are none."""
+        count = sum(key.startswith(CANDIDATE) for key in self.values)
+        measured = f" and {count} measured candidate{'' if count == 1 else 's'}" if count else ""
+        return f"the target's sample text{measured}" if "written" in self.values else ""
+
+    def save(self, key: str, value: Any) -> None:
+        """Save a value at once."""
+        self.values[key] = value
+        with atomic_write(self._path) as file:
+            file.write(json.dumps(self.values).encode())
+
+    def written(
+        self, memory: int, write: Callable[[], SampleAnswers], measure: Callable[[], PassCost]
+    ) -> SampleAnswers:
+        """The texts that the target generated, and the cost of its passes: saved, or measured now.
+
+        Args:
+            memory: bytes that the target has. They change its passes, but not its text.
+            write: generates the texts.
+            measure: generates just enough to time passes.
+        """
+        if "written" not in self.values:
+            written = write()
+            self.save("written", {"texts": [asdict(sample) for sample in written.samples]})
+            self.save("passes", {"memory": memory, **asdict(written.cost)})
+        known = self.values.get("passes", {})
+        if abs(known.get("memory", 0) - memory) > _SAME_MEMORY * memory:
+            self.save("passes", {"memory": memory, **asdict(measure())})
+        samples = tuple(
+            SampleAnswer(tuple(sample["prompt"]), tuple(sample["answer"]))
+            for sample in self.values["written"]["texts"]
+        )
+        cost = {name: value for name, value in self.values["passes"].items() if name != "memory"}
+        return SampleAnswers(samples, PassCost(**cost))

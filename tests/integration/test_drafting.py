@@ -14,8 +14,7 @@ from filelock import FileLock
 import edgespec
 from edgespec.cli.main import main
 from edgespec.drafting.agreement import PROMPTS, AgreementMeter, SampleAnswer, write_sample_answers
-from edgespec.drafting.make import MakeOptions, make_for
-from edgespec.drafting.saved_measurements import SavedMeasurements
+from edgespec.drafting.make import MakeOptions, SavedMeasurements, make_for
 from edgespec.errors import OutputError, UsageError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.registry import REGISTERED, DrafterPair, PairRegistry, drafters_folder

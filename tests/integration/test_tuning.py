@@ -16,17 +16,21 @@ from benchmarks.pruning import write_pruned
 from edgespec.cli.main import main
 from edgespec.drafting.tuning import training
 from edgespec.drafting.tuning import tune as tuning
-from edgespec.drafting.tuning.data.answers import TOP, AnswerFile, TargetAnswer, collect_answers
-from edgespec.drafting.tuning.data.batches import batch_of
-from edgespec.drafting.tuning.data.prompts import PromptSplit, bundled_prompts
+from edgespec.drafting.tuning.answers import (
+    TOP,
+    AnswerFile,
+    PromptSplit,
+    TargetAnswer,
+    bundled_prompts,
+    collect_answers,
+)
 from edgespec.drafting.tuning.evaluation import tokens_per_pass
 from edgespec.drafting.tuning.network.export import AS_BEFORE, FINE, export, rounded_types, usual_type
-from edgespec.drafting.tuning.network.extent import TrainedExtent, extent_for
 from edgespec.drafting.tuning.network.network import Network
-from edgespec.drafting.tuning.network.shape import ARCHITECTURES
+from edgespec.drafting.tuning.network.shape import ARCHITECTURES, TrainedExtent, extent_for
 from edgespec.drafting.tuning.network.weights import check_tunable, load_weights, write_weights
 from edgespec.drafting.tuning.options import KEEP, TuneOptions
-from edgespec.drafting.tuning.training import Trainer, TrainingBudget, TrainingMethod, divergence
+from edgespec.drafting.tuning.training import Trainer, TrainingBudget, TrainingMethod, batch_of, divergence
 from edgespec.drafting.tuning.tune import tune
 from edgespec.errors import BackendError, MemoryLimitError, PairingError, UsageError
 from edgespec.llama.quantize import make_drafter

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from edgespec.cli.batch.lines import read_jobs
+from edgespec.cli.batch.input_file import read_jobs
 from edgespec.cli.main import main
 from edgespec.generation.config import GenerationConfig
 from tests.unit.talking import TalkingEngine, records

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from edgespec.cli.batch import input_file
-from edgespec.cli.batch.input_file import open_input
-from edgespec.cli.batch.lines import read_jobs
+from edgespec.cli.batch.input_file import open_input, read_jobs
 from edgespec.cli.main import main
 from edgespec.errors import UsageError
 from tests.unit.talking import TalkingEngine, records

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.bench.rows.preparation import context_for
-from edgespec.bench.rows.workload import balanced, own_questions, read_questions
+from edgespec.bench.rows.preparation import balanced, context_for, own_questions, read_questions
 from edgespec.errors import UsageError
 
 

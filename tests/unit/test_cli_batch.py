@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.batch.lines import read_jobs
+from edgespec.cli.batch.input_file import read_jobs
 from edgespec.cli.main import main
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.batch.lines import read_jobs
+from edgespec.cli.batch.input_file import read_jobs
 from edgespec.cli.main import main
 from edgespec.cli.screen.formatting import details, format_statistics
 from edgespec.generation.result import Generation

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.drafting.agreement import Agreement, PassCost, SampleAnswer, SampleAnswers
-from edgespec.drafting.make import _move
-from edgespec.drafting.saved_measurements import SavedMeasurements
-from edgespec.drafting.speed import CostModel
+from edgespec.drafting.agreement import Agreement, CostModel, PassCost, SampleAnswer, SampleAnswers
+from edgespec.drafting.make import SavedMeasurements, _move
 
 TEXTS = (SampleAnswer((1, 2), (3, 4, 5)),)
 GIB = 1 << 30

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli.batch.lines import read_jobs
+from edgespec.cli.batch.input_file import read_jobs
 from edgespec.errors import GrammarError
 from edgespec.generation.config import Grammar
 from edgespec.llama.runtime.model import Model

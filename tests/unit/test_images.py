@@ -14,7 +14,6 @@ import PIL.Image
 import pytest
 
 from edgespec.errors import ModelFileError, TemplateError, UsageError
-from edgespec.images.families import another_model, go_together
 from edgespec.images.file import (
     MAX_BYTES,
     MAX_PIXELS,
@@ -26,7 +25,7 @@ from edgespec.images.file import (
     read_image,
 )
 from edgespec.images.parts import Image, WithPlaceholders, has_images, image_of
-from edgespec.images.projector import find_projector
+from edgespec.images.projector import another_model, find_projector, go_together
 from edgespec.images.rows import ImageRows, placed_images
 from edgespec.llama.projector import DamagedImage, ImageTooLarge, decode
 from edgespec.speculation.growth import Frontier

@@ -20,8 +20,7 @@ from edgespec.costs.planned_weights import PlannedWeights
 from edgespec.costs.planner import DraftingCosts, TargetPasses, predict
 from edgespec.costs.prompts import predict_prompt
 from edgespec.costs.yields import expected_yields
-from edgespec.drafting.agreement import Agreement
-from edgespec.drafting.speed import CostModel
+from edgespec.drafting.agreement import Agreement, CostModel
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.sizing.sizers import AdaptiveSizer

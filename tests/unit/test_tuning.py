@@ -14,13 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.drafting.agreement import SampleAnswer
-from edgespec.drafting.tuning.data.answers import TargetAnswer
-from edgespec.drafting.tuning.data.batches import answers_of_step, batch_of, tokens_seen
-from edgespec.drafting.tuning.data.prompts import OWN, Prompt, bundled_prompts, read_prompts, with_own
-from edgespec.drafting.tuning.network.extent import TrainedExtent
-from edgespec.drafting.tuning.network.rounding import ROUNDED, rounded
-from edgespec.drafting.tuning.network.shape import shape_of
-from edgespec.drafting.tuning.training import _SAME_THREADS, _Threads, divergence
+from edgespec.drafting.tuning.answers import (
+    OWN,
+    Prompt,
+    TargetAnswer,
+    bundled_prompts,
+    read_prompts,
+    with_own,
+)
+from edgespec.drafting.tuning.network.network import ROUNDED, rounded
+from edgespec.drafting.tuning.network.shape import TrainedExtent, shape_of
+from edgespec.drafting.tuning.training import (
+    _SAME_THREADS,
+    _Threads,
+    answers_of_step,
+    batch_of,
+    divergence,
+    tokens_seen,
+)
 from edgespec.errors import BackendError, UsageError
 from edgespec.files.blocks import BlockFile
 from edgespec.models.hub.registry import MADE, REGISTERED, DrafterPair, PairRegistry

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.cli.batch.merge import Merger
 from edgespec.cli.batch.result_file import ResultFile, read_record
+from edgespec.cli.commands.merge import Merger
 from edgespec.cli.removal import plan_removal
 from edgespec.engine.sessions.file import Conversation, SessionFile, read_conversation, saved_sessions
 from edgespec.engine.sessions.session import Session

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +15,6 @@ from typing import Any
 from edgespec.base.progress import Progress
 from edgespec.bench.rows.row_spec import RowSpec, rows_for
 from edgespec.bench.rows.runner import RunConfig
-from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.config import AUTO, Config, ModelConfig
 from edgespec.errors import MemoryLimitError, UsageError
 from edgespec.generation.config import GenerationConfig
@@ -183,3 +184,70 @@ def _describe_machine(path: Path) -> dict[str, Any]:
         "disk": f"{disk.kind} {disk.device}".strip(),
         "system": platform.platform(terse=True),
     }
+
+
+_OWN = Path(__file__).with_name("workload.jsonl")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question."""
+
+    identifier: str  # what the file calls it
+    category: str  # the kind of question, for balance
+    text: str  # what is asked
+
+
+def own_questions() -> tuple[Question, ...]:
+    """A few questions of our own: chat, code, summaries, translation and reasoning."""
+    return read_questions(_OWN)
+
+
+def read_questions(path: Path) -> tuple[Question, ...]:
+    """The questions of a file."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # JSON texts may contain other line separators
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}.", "Name a file with --workload."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not a text file.", "--workload takes a file of JSON lines.") from error
+    questions = tuple(
+        _question(line, number, path) for number, line in enumerate(lines, start=1) if line.strip()
+    )
+    if not questions:
+        raise UsageError(f"{path} contains no questions.", "--workload takes a file of JSON lines.")
+    return questions
+
+
+def balanced(questions: Sequence[Question], count: int) -> tuple[Question, ...]:
+    """The first `count` of them, taking one of each category in turn."""
+    by_category: dict[str, list[Question]] = {}
+    for question in questions:
+        by_category.setdefault(question.category, []).append(question)
+    rounds = itertools.zip_longest(*by_category.values())
+    taken = [question for round_ in rounds for question in round_ if question is not None]
+    return tuple(taken[:count])
+
+
+def _question(line: str, number: int, path: Path) -> Question:
+    def wrong(what: str) -> UsageError:
+        return UsageError(
+            f"Line {number} of {path} {what}.",
+            'A line is like {"question_id": 1, "category": "chat", "turns": ["Why is the sky blue?"]}.',
+        )
+
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise wrong("is not JSON") from error
+    if not isinstance(row, dict):
+        raise wrong("is not a JSON object")
+    for name in ("question_id", "category", "turns"):
+        if name not in row:
+            raise wrong(f"has no '{name}'")
+    turns = row["turns"]
+    if not isinstance(turns, list) or not turns or not isinstance(turns[0], str) or not turns[0].strip():
+        raise wrong("has no string as its first turn")
+    return Question(str(row["question_id"]), str(row["category"]), turns[0])

@@ -73,8 +73,9 @@ def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) 
             raise UsageError("A batch cannot stream its answers.", "Leave out 'stream'.")
         if request.continues:
             raise UsageError("A batch cannot continue answers.", "Leave out 'continue_final_message'.")
-    except UsageError as error:
-        return Job(line, identifier, endpoint=str(endpoint), error=str(error), columns=columns)
+    except (UsageError, UnicodeEncodeError) as error:
+        told = str(error) if isinstance(error, UsageError) else "The text contains half of a surrogate pair."
+        return Job(line, identifier, endpoint=str(endpoint), error=told, columns=columns)
     answers = None if body.get("n") is None else request.answers
     warnings = tuple(request.warnings)
     config = request.config

@@ -9,6 +9,7 @@ file, a second run does only what is missing there.
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -18,19 +19,17 @@ import typer
 
 from edgespec.api.completion_request import check_tokens, nth_config
 from edgespec.api.images import without_data
+from edgespec.base.units import readable_rate
 from edgespec.cli.batch import openai_format
 from edgespec.cli.batch.answering import BatchRequests, answer_all, explained
-from edgespec.cli.batch.input_file import Input, InputSummary, open_input, summarize_input
+from edgespec.cli.batch.input_file import Input, InputSummary, open_input, read_jobs, summarize_input
 from edgespec.cli.batch.job import Job, JobQueue, Shard
-from edgespec.cli.batch.lines import read_jobs
-from edgespec.cli.batch.pending import PendingResult, results_of
-from edgespec.cli.batch.progress import BatchProgress
-from edgespec.cli.batch.result_file import EarlierAnswers, Key, ResultFile
+from edgespec.cli.batch.result_file import EarlierAnswers, Key, PendingResult, ResultFile, results_of
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.origin import ModelIdentity, Origin, model_identity
 from edgespec.cli.reloading import with_reloads
 from edgespec.cli.screen.results import ResultStream
-from edgespec.cli.screen.status import StatusLine
+from edgespec.cli.screen.status import StatusLine, format_seconds
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import Config
 from edgespec.engine.requests import Request
@@ -360,3 +359,73 @@ def with_system(prompt: Prompt, system: str | None) -> Prompt:
     if messages[0]["role"] == "system":
         return prompt
     return [{"role": "system", "content": system}, *messages]
+
+
+_NOTE_S = 60.0
+
+
+class BatchProgress:
+    """Progress of a batch, and the time that the rest will take.
+
+    Args:
+        lines: of the input; 0 if unknown.
+
+    Attributes:
+        tokens: generated so far.
+    """
+
+    def __init__(self, lines: int = 0) -> None:
+        self.tokens = 0
+        self._lines = lines
+        self._passed = self._done = 0
+        self._open: dict[int, int] = {}  # line -> answers that are not finished
+        self._asked: set[int] = set()  # lines of `_open` of which no more answers will be asked for
+        self._start = self._noted = time.monotonic()
+
+    @property
+    def line(self) -> int:
+        """The first line that has begun and is not finished; 0 if there is none."""
+        return min((line for line, answers in self._open.items() if answers), default=0)
+
+    def begun(self, line: int) -> None:
+        """Note that a line was read."""
+        self._open[line] = 0
+
+    def wanted(self, line: int) -> None:
+        """Note that another answer to a line is wanted."""
+        self._open[line] += 1
+
+    def asked(self, line: int) -> None:
+        """Note that all answers to a line have been asked for."""
+        self._asked.add(line)
+        self._close_if_finished(line, had_answers=False)
+
+    def done(self, line: int) -> None:
+        """Note that an answer to a line is finished."""
+        self._open[line] -= 1
+        self._close_if_finished(line, had_answers=True)
+
+    def _close_if_finished(self, line: int, *, had_answers: bool) -> None:
+        if line in self._asked and not self._open[line]:
+            del self._open[line]
+            self._asked.remove(line)
+            self._passed += 1
+            self._done += had_answers
+
+    def place(self) -> str:
+        """Describe the progress: '12 of 400 lines, 16 in progress, 27 tokens/s, 3:20 left'."""
+        seconds = time.monotonic() - self._start
+        of = f" of {self._lines}" if self._lines else ""
+        text = f"{self._passed}{of} lines, {sum(self._open.values())} in progress"
+        if seconds > 0 and self.tokens:
+            text += f", {readable_rate(self.tokens / seconds)}"
+        if self._lines and self._done:
+            text += f", {format_seconds(seconds / self._done * (self._lines - self._passed))} left"
+        return text
+
+    def is_time_for_a_note(self) -> bool:
+        """True if to print a note in a log: once in a while."""
+        if time.monotonic() - self._noted < _NOTE_S:
+            return False
+        self._noted = time.monotonic()
+        return True

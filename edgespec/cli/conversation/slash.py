@@ -14,8 +14,8 @@ from edgespec.cli.completion import complete_model, paths
 from edgespec.cli.conversation import settings
 from edgespec.cli.conversation.attach import read_attachment
 from edgespec.cli.conversation.echo import with_shell_modes
-from edgespec.cli.conversation.editor import edited
 from edgespec.cli.conversation.export import Transcript, copy, export, export_path
+from edgespec.cli.conversation.keyboard import edited
 from edgespec.cli.screen.formatting import count, details
 from edgespec.errors import EdgeSpecError, SessionError, UsageError, did_you_mean
 

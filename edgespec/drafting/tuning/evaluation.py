@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.drafters.model import ModelDrafter
-from edgespec.drafting.agreement import Agreement, AgreementMeter, SampleAnswer
-from edgespec.drafting.speed import CostModel
+from edgespec.drafting.agreement import Agreement, AgreementMeter, CostModel, SampleAnswer
 from edgespec.generation.config import GenerationConfig
 from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model

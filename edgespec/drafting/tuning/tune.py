@@ -16,21 +16,28 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from edgespec.base.progress import Progress, no_progress
-from edgespec.drafting.agreement import PROMPTS, PassCost, SampleAnswer, write_sample_answers
-from edgespec.drafting.make import work_folder, working_in
-from edgespec.drafting.saved_measurements import SavedMeasurements
-from edgespec.drafting.speed import CostModel
-from edgespec.drafting.tuning.data.answers import AnswerFile, TargetAnswer, collect_answers
-from edgespec.drafting.tuning.data.prompts import PromptSplit, bundled_prompts, read_prompts, with_own
+from edgespec.drafting.agreement import PROMPTS, CostModel, PassCost, SampleAnswer, write_sample_answers
+from edgespec.drafting.make import MakeOptions, SavedMeasurements, make_for, work_folder, working_in
+from edgespec.drafting.pair_check import check_sizes
+from edgespec.drafting.tuning.answers import (
+    AnswerFile,
+    PromptSplit,
+    TargetAnswer,
+    bundled_prompts,
+    collect_answers,
+    read_prompts,
+    with_own,
+)
 from edgespec.drafting.tuning.evaluation import Evaluation, evaluate, tokens_per_pass
 from edgespec.drafting.tuning.network.export import export, rounded_types, usual_type
-from edgespec.drafting.tuning.network.extent import TrainedExtent, extent_for
+from edgespec.drafting.tuning.network.shape import TrainedExtent, extent_for
 from edgespec.drafting.tuning.network.weights import check_tunable, load_weights
 from edgespec.drafting.tuning.options import LEAST_ANSWERS, TrainingRecord, TunedDrafter, TuneOptions, check
-from edgespec.drafting.tuning.start import choose_start, difference
 from edgespec.engine.engine import Engine
-from edgespec.errors import BackendError, EdgeSpecError
+from edgespec.errors import BackendError, EdgeSpecError, PairingError
 from edgespec.files.writing import remove_abandoned, termination_raises, writing_to
+from edgespec.llama.runtime.model import Model
+from edgespec.llama.tokenizer.compatibility import differs
 from edgespec.machine.cores import default_threads
 from edgespec.machine.memory import FreeMemory, available_memory
 from edgespec.models.gguf.header import read_header
@@ -281,3 +288,34 @@ def _copy(source: Path, destination: Path) -> None:
     partial = destination.with_name(destination.name + ".partial")
     with atomic_large_write(destination, partial) as file, source.open("rb") as original:
         shutil.copyfileobj(original, file)
+
+
+def choose_start(target: GGUFHeader, options: TuneOptions, report: Progress) -> GGUFHeader:
+    """The drafter to begin with: the one that was named, the best one known, or one that is made now."""
+    if options.start is not None:
+        start = read_header(catalog.find(options.start, report))
+        check_sizes(target, start)
+        check_tunable(start)
+        if found := difference(target.path, start.path):
+            raise PairingError(
+                f"The vocabularies of {start.path.name} and the target differ ({found}).",
+                "Only a drafter that drafts by tokens can be tuned; edgespec draft make TARGET makes one.",
+            )
+        return start
+    for candidate in candidates(target):
+        with suppress(EdgeSpecError):
+            start = read_header(candidate.path)
+            check_sizes(target, start)
+            check_tunable(start)
+            if not difference(target.path, start.path):
+                return start
+    check_tunable(target)  # before the minutes that making takes: what is made of it is of the same kind
+    report("No drafter yet: making one", 0.0)
+    make = MakeOptions(memory=options.memory, threads=options.threads)
+    return read_header(make_for(str(target.path), make, report).path)
+
+
+def difference(target: Path, drafter: Path) -> str:
+    """Describe how the vocabularies of two models differ; empty if token ids mean the same in both."""
+    with Model(target, vocabulary_only=True) as large, Model(drafter, vocabulary_only=True) as small:
+        return differs(large.vocabulary, small.vocabulary)

@@ -9,7 +9,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from edgespec.drafting.tuning.network.rounding import ROUNDED
+from edgespec.drafting.tuning.network.network import ROUNDED
 from edgespec.drafting.tuning.network.weights import (
     WRITABLE,
     matrix_kinds,

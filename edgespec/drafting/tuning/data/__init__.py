@@ -1,1 +1,0 @@
-"""The texts that a drafter is tuned on: prompts, the target's answers, and batches of them."""
