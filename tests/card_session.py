@@ -3,8 +3,8 @@
 llama.cpp shows both as devices of the same kind. Devices cannot be taken back, and ggml ends a process that
 asks one that is gone, so this is a process of its own. The JSON object has "address", "model" and "drafter",
 and either tiny models ("mixture", and "target" with "head" and "adapter"), or, for the case of too little
-memory, "server" (the worker's process that computes), or "pins" to load with a device that pins memory and
-"views", a tiny model that reads views of weights, or
+memory, "server" (the worker's process that computes), or "pins" to load with a device that pins memory, or
+"views", a tiny model that reads views of weights, for weights that are sent where something is in the way, or
 "fails" for a device that fails in the middle of an answer: one of the library, or of a "command". The answers
 are printed as JSON, by case.
 """
@@ -97,14 +97,18 @@ def main() -> None:
     elif "pins" in order:
         found = {"pinned": pinned(Path(model)), "sent": sent(Path(model), own_device())}
         found["sent from disk"] = sent(Path(model), own_device(), "disk")
+        found |= {"taken": taken(model), "fast link": with_fast_link(model)}
+        found["freed when lost"] = freed_when_lost(own_device())
+        found["failed in loads"] = failed_in_loads(model)
+        print(json.dumps(found))
+    elif "views" in order:
+        found = {"sent": sent(Path(model), own_device())}
         found["sent from file"] = sent(Path(model), own_device(), "file")
         found["interrupted"] = interrupted(Path(model), own_device())
         found["interrupted state"] = interrupted(Path(order["views"]), own_device(), seed=2)
         found["sent by ggml"] = sent_by_ggml(Path(model), own_device())
         found["views"] = sent_beside_views(Path(order["views"]), own_device())
-        found |= {"taken": taken(model), "fast link": with_fast_link(model), "reread": rereading(model)}
-        found["freed when lost"] = freed_when_lost(own_device())
-        found["failed in loads"] = failed_in_loads(model)
+        found |= {"reread": rereading(model), "layouts": [layout.name for layout in kernel_layouts()]}
         print(json.dumps(found))
     else:
         print(json.dumps(out_of_memory(model, order["server"]) if "server" in order else usual(model, order)))
@@ -432,7 +436,7 @@ def interrupted(path: Path, device: int, seed: int = 0) -> dict[str, int]:
         contexts.append(Context(model, **sizes, n_threads=1, observers=[fails] if weights else []))
     in_memory, from_disk = contexts
     reader = from_disk.model.weights._reader  # type: ignore[attr-defined]
-    for _ in range(30):
+    for _ in range(60):
         rows = draw.choice([1, 2, 4, 5, 8, 16, 24])
         batch = TokenBatch.run([draw.randrange(1000) for _ in range(rows)], 0, n_sequences=1, logits="all")
         for context in contexts:

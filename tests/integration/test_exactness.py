@@ -13,6 +13,7 @@ import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
+from tests.tiers import slow_except
 
 STORY = "Write a short story about a fox and a crow who share a house."
 _LETTER = (
@@ -63,7 +64,7 @@ def generate(engine: Engine, config: GenerationConfig, prompt: str = STORY) -> G
 
 @pytest.mark.parametrize(
     ("draft", "budget", "temperature"),
-    [("q4_0", 60, 0.0), ("lookup", 32, 0.0), pytest.param("dropped", 32, 0.8, marks=pytest.mark.slow)],
+    slow_except([("q4_0", 60, 0.0)], [("q4_0", 60, 0.0), ("lookup", 32, 0.0), ("dropped", 32, 0.8)]),
 )
 def test_text_does_not_depend_on_the_tree(
     smol_path: Path,

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.usefixtures("images_read_once")
 
 FAMILIES = ("idefics3", "gemma3", "qwen3vl")
 PARTS = {"idefics3": 3, "gemma3": 1, "qwen2vl": 1, "qwen3vl": 1}  # that the picture is divided into
-CONFIG = edgespec.GenerationConfig(max_tokens=48)
+CONFIG = edgespec.GenerationConfig(max_tokens=32)
 PICTURE, ANOTHER = png(), png(seed=2)
 
 
@@ -348,7 +348,7 @@ def test_streamed_weights_change_no_token(plain: Engine, seeing: Path) -> None:
         assert engine.generate(asked(PICTURE), CONFIG).tokens == expected
 
 
-@pytest.mark.parametrize("seen_by", ["idefics3", "qwen3vl"])
+@pytest.mark.parametrize("seen_by", slow_except(["idefics3"], ["idefics3", "qwen3vl"]))
 def test_streamed_weights_are_read_once_for_texts_and_images(
     seen_by: str, library: Any, smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,7 +431,9 @@ def test_a_prompt_with_an_image_may_be_encoded_before(plain: Engine, seeing: Pat
     assert "The prompt has the token -" in refused(plain, unknown)
 
 
-@pytest.mark.parametrize(("seen_by", "hybrid"), [("idefics3", "lfm2"), ("qwen3vl", "qwen35")])
+@pytest.mark.parametrize(
+    ("seen_by", "hybrid"), slow_except([("qwen3vl", "qwen35")], [("idefics3", "lfm2"), ("qwen3vl", "qwen35")])
+)
 def test_models_with_a_running_state_see(
     seen_by: str, hybrid: str, library: Any, smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -523,7 +525,7 @@ def test_an_answer_has_every_second_pass_while_images_are_read(seeing: Path) -> 
     assert passes[1 : others[0]].count("running") >= 3  # as many as there are images
 
 
-@pytest.fixture(scope="module", params=["idefics3", "gemma3", "qwen3vl"])
+@pytest.fixture(scope="module", params=slow_except(["idefics3", "gemma3"], FAMILIES))
 def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, smol_path: Path) -> Path:
     """A target whose images have more rows than a pass has for texts beside answers."""
     path = write_seeing(tmp_path_factory.mktemp("large"), request.param, smol_path, damped=0.3)
@@ -651,7 +653,7 @@ def test_an_answer_that_is_cancelled_within_an_image_leaves_nothing_of_it(
     assert answers[0].finish_reason == ("cancelled" if parts else answers[1].finish_reason)
 
 
-@pytest.mark.parametrize("seen_by", ["idefics3", "gemma3", "qwen2vl", "qwen3vl"])
+@pytest.mark.parametrize("seen_by", slow_except(["gemma3", "qwen3vl"], PARTS))
 def test_a_pass_that_is_stopped_within_an_image_changes_no_later_answer(
     seen_by: str, library: Any, smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,7 +84,7 @@ def own_layout(own: library.NativeLibrary) -> KernelLayout:
     return kernel_layouts()[0]
 
 
-@pytest.fixture(params=slow_except(["smol_path"], ["smol_path", "gemma_path"]))
+@pytest.fixture(params=slow_except(["short_path"], ["short_path", "gemma_path"]))
 def model_path(request: pytest.FixtureRequest) -> Path:
     """Q4_1 with heads of 64, three to a head of keys; and Q4_K_M with heads of 256, and sliding windows."""
     path: Path = request.getfixturevalue(request.param)
@@ -115,9 +115,9 @@ def test_the_number_of_rows_changes_no_bit(own: library.NativeLibrary, model_pat
 
 
 def test_neither_threads_nor_the_instruction_set_change_a_bit(
-    own: library.NativeLibrary, smol_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: library.NativeLibrary, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Model(smol_path) as model:
+    with Model(short_path) as model:
         expected = logits(model, rows=16)
         for n_threads in (1, 3):
             assert np.array_equal(logits(model, rows=16, n_threads=n_threads), expected), (
@@ -125,7 +125,7 @@ def test_neither_threads_nor_the_instruction_set_change_a_bit(
             )
     for name in own.instruction_sets():
         monkeypatch.setenv(VARIABLE, setting_for(name))
-        with Model(smol_path) as model:
+        with Model(short_path) as model:
             assert np.array_equal(logits(model, rows=16), expected), name
 
 
@@ -206,17 +206,17 @@ def test_products_with_chosen_matrices(type_id: int, n_threads: int, own_layout:
     assert np.mean((found[own_layout] - found[None]) ** 2) < 5e-4 * np.mean(found[None] ** 2)
 
 
-def test_in_memory_decoding_is_exact_by_itself(own: library.NativeLibrary, smol_path: Path) -> None:
-    with Model(smol_path) as model:
+def test_in_memory_decoding_is_exact_by_itself(own: library.NativeLibrary, short_path: Path) -> None:
+    with Model(short_path) as model:
         context = Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=2, n_threads=2)
         assert find_row_rule(context, FREE) == ANY_ROWS
         context.close()
-    with edgespec.load(smol_path, draft="none") as engine:
+    with edgespec.load(short_path, draft="none") as engine:
         assert engine.target.rule == ANY_ROWS
         expected = answer(engine)
-    with edgespec.load(smol_path, draft=smol_path, tree_budget=40) as engine:
+    with edgespec.load(short_path, draft=short_path, tree_budget=40) as engine:
         assert answer(engine) == expected
-    with edgespec.load(smol_path, draft="none", exact=False) as engine:
+    with edgespec.load(short_path, draft="none", exact=False) as engine:
         assert engine.target.rule is None
 
 
@@ -246,10 +246,10 @@ def test_trees_of_any_size_give_the_text_of_plain_decoding(
 
 
 def test_prompts_are_read_in_the_largest_pieces_and_have_the_same_bits(
-    own: library.NativeLibrary, smol_path: Path
+    own: library.NativeLibrary, short_path: Path
 ) -> None:
     tokens = np.random.default_rng(0).integers(1000, 40_000, 700).tolist()
-    with edgespec.load(smol_path, draft="none", exact=True, context=1024) as engine:
+    with edgespec.load(short_path, draft="none", exact=True, context=1024) as engine:
         target = engine.target
         assert target.prompt_rows == target.context.n_rows > 64
         pieces: list[int] = []

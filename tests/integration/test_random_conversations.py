@@ -16,7 +16,7 @@ from edgespec.engine.engine import Engine
 from edgespec.generation.result import Generation
 from edgespec.llama.projector import NoImageLibrary, load_library
 from tests.least_memory import load_in_least_memory
-from tests.tiers import slow_except
+from tests.tiers import examples, slow_except
 from tests.tiny_images import png, write_seeing
 
 Messages = list[dict[str, Any]]
@@ -43,7 +43,7 @@ QUICK = [
     *(("qwen3vl", way, 0) for way in ("itself", "lookup")),
     *(("qwen35", way, 0) for way in ("shared", "reopened")),
 ]
-STEPS = 6
+STEPS = examples(10)
 PICTURES = [png(seed=seed) for seed in range(3)]
 WORDS = ["one", "two", "three", "a", "b", "x", "y", "z", "and", "of", "the", "word"]
 

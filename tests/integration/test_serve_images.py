@@ -45,6 +45,9 @@ def data_url(data: bytes) -> str:
     return f"data:image/png;base64,{encoded(data)}"
 
 
+pytestmark = pytest.mark.usefixtures("images_read_once")
+
+
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory, smol_path: Path) -> Path:
     try:

@@ -218,7 +218,7 @@ def test_marks_are_control_tokens_where_the_vocabulary_has_them(
     assert answer.text == ""
 
 
-@pytest.mark.parametrize(("template", "choice"), slow_except([CALLS[1], CALLS[2], CALLS[6]], CALLS))
+@pytest.mark.parametrize(("template", "choice"), slow_except([CALLS[1], CALLS[6]], CALLS))
 def test_calls_have_valid_arguments(loaded: Engine, template: str, choice: str) -> None:
     other = {"type": "function", "function": {"name": "get_time"}}
     config = GenerationConfig(max_tokens=220, tools=(WEATHER, other), tool_choice=choice, think="5")  # type: ignore[arg-type]

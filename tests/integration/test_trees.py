@@ -65,7 +65,7 @@ def engine(smol_path: Path, q4_drafter_path: Path) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.mark.parametrize("name", slow_except(["sequoia", "chain"], NAMES))
+@pytest.mark.parametrize("name", slow_except(["sequoia"], NAMES))
 def test_the_text_does_not_depend_on_the_policy(engine: Engine, texts: list[list[int]], name: str) -> None:
     engine.speculator.policy = tree_policy(name)
     sizer = engine.speculator.sizer
