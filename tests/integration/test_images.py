@@ -791,7 +791,7 @@ def test_batches_show_images(plain: Engine, seeing: Path, tmp_path: Path) -> Non
     lines = [{"prompt": text, "images": [name]} for name in ("a.png", "b.png", "broken.png")]
     source = tmp_path / "in.jsonl"
     source.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, {"prompt": text}]))
-    options = ["--context", "512", "--threads", "1", "--exact", "--max-tokens", "48", "--draft", str(seeing)]
+    options = ["--context", "512", "--threads", "1", "--exact", "--max-tokens", "32", "--draft", str(seeing)]
     done = run_here("generate", str(seeing), "--input", str(source), *options)
     assert done.returncode == 1, done.stderr
     first, second, broken, without = map(json.loads, done.stdout.splitlines())
@@ -808,7 +808,7 @@ def test_generate_shows_an_image(plain: Engine, seeing: Path, tmp_path: Path) ->
     picture.write_bytes(PICTURE)
     text = "one two one two one two one"
     expected = plain.generate(asked(PICTURE, text), CONFIG)
-    options = ["--context", "512", "--threads", "1", "--exact", "--max-tokens", "48", "--json"]
+    options = ["--context", "512", "--threads", "1", "--exact", "--max-tokens", "32", "--json"]
     for draft in ("none", str(seeing)):
         command = ["generate", str(seeing), "--image", str(picture), "-p", text, "--draft", draft]
         done = run_here(*command, *options)

@@ -57,32 +57,32 @@ def packs() -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def resident(short_q4_path: Path) -> Iterator[Engine]:
+def resident(q4_drafter_path: Path) -> Iterator[Engine]:
     """A model whose weights have a kernel layout, all of it in memory."""
-    with edgespec.load(short_q4_path, draft="none", exact=True, context=CONTEXT) as engine:
+    with edgespec.load(q4_drafter_path, draft="none", exact=True, context=CONTEXT) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def streamed(short_q4_path: Path) -> Iterator[Engine]:
+def streamed(q4_drafter_path: Path) -> Iterator[Engine]:
     """The model streamed through a ring of two slots, drafted from its own text.
 
     Earlier answers are not drafted: the tests count reads of an answer that was given before.
     """
-    with load_streamed(short_q4_path, draft="lookup", reuse_answers=False) as engine:
+    with load_streamed(q4_drafter_path, draft="lookup", reuse_answers=False) as engine:
         yield engine
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("config", [GREEDY, GREEDY.with_(temperature=1.0, seed=5)])
 def test_streamed_text_is_the_resident_text(
-    short_q4_path: Path, streamed: Engine, resident: Engine, config: GenerationConfig
+    q4_drafter_path: Path, streamed: Engine, resident: Engine, config: GenerationConfig
 ) -> None:
     expected = generate(resident, config)
     answer = generate(streamed, config)
     assert answer.tokens == expected.tokens
     assert answer.exact
-    layers = bytes_of_layers(short_q4_path)
+    layers = bytes_of_layers(q4_drafter_path)
     assert answer.memory.streamed_bytes_per_pass > layers / 2
     assert answer.memory.resident_bytes < streamed.target.model.n_bytes
     assert answer.memory.peak_rss_bytes > 0
@@ -93,34 +93,34 @@ def test_streamed_text_is_the_resident_text(
 @pytest.mark.slow
 @pytest.mark.kernels
 def test_trees_of_a_model_drafter_change_nothing(
-    short_q4_path: Path, dropped_drafter_path: Path, resident: Engine
+    q4_drafter_path: Path, dropped_drafter_path: Path, resident: Engine
 ) -> None:
     config = GREEDY.with_(temperature=0.7, seed=3)
     expected = generate(resident, config)
     # Enough for some layers to stay, so that runs of both kinds alternate.
     with load_streamed(
-        short_q4_path, 20 * MIB, draft=dropped_drafter_path, tree_budget=16, exact=True
+        q4_drafter_path, 20 * MIB, draft=dropped_drafter_path, tree_budget=16, exact=True
     ) as engine:
         answer = generate(engine, config)
         streamed = weights_of(engine).streamed_bytes
     assert answer.tokens == expected.tokens
     assert max(record.nodes for record in answer.passes) > 4
-    assert 0 < streamed < bytes_of_layers(short_q4_path) - 10 * MIB
+    assert 0 < streamed < bytes_of_layers(q4_drafter_path) - 10 * MIB
 
 
 def test_the_drafter_is_loaded_while_layers_are_read(
-    short_q4_path: Path, dropped_drafter_path: Path, resident: Engine
+    q4_drafter_path: Path, dropped_drafter_path: Path, resident: Engine
 ) -> None:
     seen: list[tuple[str, float]] = []
     with load_streamed(
-        short_q4_path,
+        q4_drafter_path,
         20 * MIB,
         draft=dropped_drafter_path,
         exact=True,
         on_progress=lambda what, fraction: seen.append((what, fraction)),
     ) as engine:
         assert generate(engine).tokens == generate(resident).tokens
-    target, drafter = (f"Loading {path.name}" for path in (short_q4_path, dropped_drafter_path))
+    target, drafter = (f"Loading {path.name}" for path in (q4_drafter_path, dropped_drafter_path))
     assert seen.index((target, 0.0)) < seen.index((drafter, 0.0)) < seen.index((target, 1.0))
 
 
@@ -149,14 +149,14 @@ def test_weights_without_a_kernel_layout_come_from_the_model_itself(
 
 
 def test_auto_streams_what_does_not_fit_and_pages_where_it_cannot(
-    short_q4_path: Path, monkeypatch: pytest.MonkeyPatch
+    q4_drafter_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"draft": "none", "context": CONTEXT, "exact": False, "pack": "never"}
-    layers = bytes_of_layers(short_q4_path)
-    with load_streamed(short_q4_path, **options) as engine:
+    layers = bytes_of_layers(q4_drafter_path)
+    with load_streamed(q4_drafter_path, **options) as engine:
         budget = engine.generate("Hi", GenerationConfig(max_tokens=1)).memory.budget_bytes
         expected = generate(engine).tokens
-    with edgespec.load(short_q4_path, memory=budget, **options) as engine:
+    with edgespec.load(q4_drafter_path, memory=budget, **options) as engine:
         assert weights_of(engine).streamed_bytes > layers / 2
         assert generate(engine).tokens == expected
     assert packs() == []
@@ -165,7 +165,7 @@ def test_auto_streams_what_does_not_fit_and_pages_where_it_cannot(
         raise ggml.UnsupportedBuild("a tensor's name is elsewhere")
 
     monkeypatch.setattr(machine, "check_supported", refuse)
-    with edgespec.load(short_q4_path, memory=budget, **options) as engine:
+    with edgespec.load(q4_drafter_path, memory=budget, **options) as engine:
         paged = engine.target.model.weights
         assert isinstance(paged, PagedWeights)
         assert "Weights cannot be streamed here: a tensor's name is elsewhere." in engine.notes
@@ -173,16 +173,16 @@ def test_auto_streams_what_does_not_fit_and_pages_where_it_cannot(
         assert len(answer.tokens) == len(expected)
         assert paged.read_bytes > layers / 2 * len(answer.passes)  # every layer, ahead of every pass
     with pytest.raises(edgespec.errors.BackendError, match="offload='mmap'"):
-        edgespec.load(short_q4_path, memory=budget, offload="stream", **options)
+        edgespec.load(q4_drafter_path, memory=budget, offload="stream", **options)
 
 
 @pytest.mark.slow
 @pytest.mark.kernels
 def test_a_damaged_pack_is_noticed_before_use_and_made_anew(
-    short_q4_path: Path, dropped_drafter_path: Path, resident: Engine
+    q4_drafter_path: Path, dropped_drafter_path: Path, resident: Engine
 ) -> None:
     options: dict[str, Any] = {"exact": False, "pack": "always"}
-    load_streamed(short_q4_path, **options).close()
+    load_streamed(q4_drafter_path, **options).close()
     (path,) = packs()
     good = path.read_bytes()
 
@@ -190,32 +190,32 @@ def test_a_damaged_pack_is_noticed_before_use_and_made_anew(
         path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
 
     damage(len(good) - 10)  # the index: seen when it is opened
-    with load_streamed(short_q4_path, **options) as engine:
+    with load_streamed(q4_drafter_path, **options) as engine:
         assert path.read_bytes() == good
         expected = generate(engine).tokens
     damage(len(good) // 2)  # a streamed layer: seen when it is first read
-    with load_streamed(short_q4_path, **options) as engine:
+    with load_streamed(q4_drafter_path, **options) as engine:
         with pytest.raises(StreamError) as caught:
             generate(engine)
         assert caught.value.what == f"The packed layer file '{path}' is damaged, and was removed."
     assert packs() == []
-    with load_streamed(short_q4_path, **options) as engine:
+    with load_streamed(q4_drafter_path, **options) as engine:
         assert generate(engine).tokens == expected
     # A layer that stays in memory: seen while loading, and made anew at once.
     damage(len(good) - 200_000)
     options |= {"draft": dropped_drafter_path, "exact": True}
-    with load_streamed(short_q4_path, 20 * MIB, **options) as engine:
+    with load_streamed(q4_drafter_path, 20 * MIB, **options) as engine:
         assert path.read_bytes() == good
         assert generate(engine).tokens == generate(resident).tokens
 
 
 def test_a_full_disk_means_streaming_the_model_itself(
-    short_q4_path: Path, monkeypatch: pytest.MonkeyPatch
+    q4_drafter_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not gains_from_packing(ModelFiles.of(read_header(short_q4_path)).layers()):
+    if not gains_from_packing(ModelFiles.of(read_header(q4_drafter_path)).layers()):
         pytest.skip("this processor has no faster layout for these weights, so nothing would be packed")
     monkeypatch.setattr(choice, "_SPARE_DISK", 1 << 60)
-    with load_streamed(short_q4_path, exact=False) as engine:
+    with load_streamed(q4_drafter_path, exact=False) as engine:
         assert any(note.startswith("The packed layer file would take") for note in engine.notes)
         assert len(generate(engine).tokens) == GREEDY.max_tokens
     assert packs() == []
@@ -285,23 +285,23 @@ def test_cancelling_takes_effect_while_waiting_for_the_disk(
 
 
 @pytest.mark.kernels
-def test_two_engines_share_one_pack(short_q4_path: Path, resident: Engine) -> None:
+def test_two_engines_share_one_pack(q4_drafter_path: Path, resident: Engine) -> None:
     expected = generate(resident).tokens
     options: dict[str, Any] = {"exact": True, "pack": "always"}
-    with load_streamed(short_q4_path, **options) as one:
+    with load_streamed(q4_drafter_path, **options) as one:
         (path,) = packs()
         made = path.stat().st_mtime_ns
-        with load_streamed(short_q4_path, **options) as other:
+        with load_streamed(q4_drafter_path, **options) as other:
             assert generate(one).tokens == generate(other).tokens == expected
         assert path.stat().st_mtime_ns == made
 
 
 @pytest.mark.slow
-def test_of_two_processes_that_start_together_one_packs(short_q4_path: Path) -> None:
+def test_of_two_processes_that_start_together_one_packs(q4_drafter_path: Path) -> None:
     program = f"""
 import edgespec
 seen = set()
-with edgespec.load({str(short_q4_path)!r}, draft="none", context=64, offload="stream", exact=False,
+with edgespec.load({str(q4_drafter_path)!r}, draft="none", context=64, offload="stream", exact=False,
                    memory=600 << 20, pack="always",
                    on_progress=lambda what, _: seen.add(what.split()[0])) as engine:
     print(engine.generate("Hi", edgespec.GenerationConfig(max_tokens=8), raw=True).tokens, "Packing" in seen)
