@@ -7,7 +7,6 @@ sweeps, but their activations take memory that could hold weights, which every l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from edgespec.costs.pass_time import read_seconds
 from edgespec.costs.planned_weights import PlannedWeights
@@ -24,45 +23,14 @@ def usual_prompt(context: int) -> int:
     return max(context // 2, 1)
 
 
-@dataclass(frozen=True)
-class PromptTime:
-    """The time to read a prompt."""
-
-    tokens: int  # tokens in the prompt
-    rows: int  # most tokens read in one pass
-    passes: int  # how many passes that takes; each sweeps over the streamed weights once
-    # seconds of arithmetic and of reading, which overlap
-    compute_s: float
-    read_s: float
-    seconds: float  # the whole time
-
-
-def predict_prompt(
-    holding: PlannedWeights, passes: TargetPasses, tokens: int, rows: int, attend_s: float = 0.0
-) -> PromptTime:
-    """The time to read a prompt of this many tokens in pieces of so many rows.
-
-    Args:
-        attend_s: seconds in which a row attends to a cell, in all layers.
-    """
-    starts = range(0, tokens, rows)
-    pieces = [min(rows, tokens - start) for start in starts]
-    compute = [
-        passes.compute.at(piece) + attend_s * piece * (start + (piece - 1) / 2)
-        for start, piece in zip(starts, pieces, strict=True)
-    ]
-    sweeps = [read_seconds(holding.pass_bytes(piece), passes.read_rate) for piece in pieces]
-    return PromptTime(
-        tokens,
-        rows,
-        len(pieces),
-        sum(compute),
-        sum(sweeps),
-        sum(
-            passes.seconds(holding, read_s, compute_s)
-            for read_s, compute_s in zip(sweeps, compute, strict=True)
-        ),
-    )
+def prompt_seconds(holding: PlannedWeights, passes: TargetPasses, tokens: int, rows: int) -> float:
+    """Seconds to read a prompt of this many tokens in pieces of so many rows."""
+    seconds = 0.0
+    for start in range(0, tokens, rows):
+        piece = min(rows, tokens - start)
+        read_s = read_seconds(holding.pass_bytes(piece), passes.read_rate)
+        seconds += passes.seconds(holding, read_s, passes.compute.at(piece))
+    return seconds
 
 
 def best_rows(holdings: Mapping[int, PlannedWeights], passes: TargetPasses, tokens: int) -> int:
@@ -80,7 +48,7 @@ def best_rows(holdings: Mapping[int, PlannedWeights], passes: TargetPasses, toke
         holding = holdings[rows]
         read_s = read_seconds(holding.pass_bytes(1), passes.read_rate)
         answer_s = USUAL_ANSWER * passes.seconds(holding, read_s, passes.compute.at(1))
-        return predict_prompt(holding, passes, tokens, rows).seconds + answer_s
+        return prompt_seconds(holding, passes, tokens, rows) + answer_s
 
     taken = {rows: seconds(rows) for rows in holdings}
     return min(rows for rows, n in taken.items() if n <= _ENOUGH * min(taken.values()))

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from edgespec.profiles.store import ProfileStore
 
 _Q4_K = 12  # ggml's number of a quantization that many models have
-_MATRIX = 50 << 20  # bytes of a matrix of a large model
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,6 @@ def examine_devices(build: Build, store: ProfileStore, on_progress: Progress) ->
     from edgespec.kernels.device_speed import DeviceFailed
     from edgespec.machine.cores import default_threads
     from edgespec.planning.devices.finding import PlacementRequest, describe, measured
-    from edgespec.planning.host_products import describe_costs, host_costs
 
     request = PlacementRequest(DevicesConfig(), default_threads(), store, on_progress)
     found = []
@@ -62,7 +60,6 @@ def examine_devices(build: Build, store: ProfileStore, on_progress: Progress) ->
         else:
             faster = card.seconds[-1] < card.profile.own_seconds[-1]
             placed = "placed automatically" if faster else "slower than the processor: --gpu-layers places"
-            binds = "" if card.shared else describe_costs(host_costs(card, _Q4_K, _MATRIX))
-            text = f"{describe(card)} Layers are {placed}. {binds}".rstrip()
+            text = f"{describe(card)} Layers are {placed}."
             found.append(DeviceCheck(*about, text, faster=faster))
     return tuple(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,8 +54,6 @@ class FullProfile:
     greedy: TreeYields | None
     sampled: TreeYields | None
     experts: ExpertProfile | None  # how often experts were in memory, if single experts are streamed
-    # an earlier profile with fewer of them in memory, if passes were quicker then
-    fewer_experts: ExpertProfile | None
     noisy: bool  # whether the machine was busy with other programs, so that times may be too long
     seconds: float  # how long the measurement took
     bandwidth: float | None = None  # memory bandwidth in bytes per second; None if it was not measured
@@ -74,7 +71,6 @@ class FullProfile:
                 ("greedy", self.greedy),
                 ("sampled", self.sampled),
                 ("experts", self.experts),
-                ("fewer_experts", self.fewer_experts),
             )
         }
         return {
@@ -142,12 +138,10 @@ def measure_full_profile(
         # The rate over the whole measurement, because the speed of a disk varies over time.
         passes = replace(passes, accept_s=accept_s, read_rate=arriving.rate)
         store.put(keys.passes, passes)
-    experts = fewer = None
+    experts = None
     if engine.target.model.weights.expert_use is not None:
         rounds = rounds or write_answers(engine, GenerationConfig(), seconds * _WRITING, on_progress).passes
         experts = _expert_profile(rounds, engine.target.model.weights.experts_held)
-        before = store.experts(keys.target)
-        fewer = before if experts.is_slower_with_more(before) else None
         store.put_experts(keys.target, experts)
     engine.speculator.profile_updates.forget()  # the new profile already contains these passes
     return FullProfile(
@@ -162,7 +156,6 @@ def measure_full_profile(
         greedy=greedy,
         sampled=sampled,
         experts=experts,
-        fewer_experts=fewer,
         noisy=noisy,
         seconds=time.perf_counter() - begun,
         devices=engine.memory.devices,
@@ -197,11 +190,9 @@ def _measured_disks(
 
 
 def _expert_profile(rounds: list[PassRecord], held: float) -> ExpertProfile:
-    """Measure how often experts were in memory while the target wrote texts, and the time of passes."""
+    """Measure how often experts were in memory while the target wrote texts."""
     used = (record.experts for record in rounds if record.experts is not None)
-    seconds = [record.verify_s for record in rounds if record.nodes == 1]
-    pass_s = statistics.median(seconds) if seconds else 0.0
-    return ExpertProfile(held, sum(used, ExpertUse()).hit_rate, pass_s)
+    return ExpertProfile(held, sum(used, ExpertUse()).hit_rate)
 
 
 def _with_steps(large: TreeStatistics, small: TreeStatistics) -> TreeYields | None:

@@ -11,7 +11,7 @@ from edgespec.costs.pass_time import USUAL_OVERLAP
 from edgespec.costs.planned_weights import PlannedWeights
 from edgespec.costs.planner import USUAL_OVERHEAD, DraftingCosts, TargetPasses, alternatives, best
 from edgespec.costs.prompts import USUAL_ANSWER
-from edgespec.costs.sending import LARGEST, NEVER, HostCosts, HostProducts, choose_products, least_rows_sent
+from edgespec.costs.sending import LARGEST, HostCosts, HostProducts, choose_products
 from edgespec.costs.yields import USUAL_AGREEMENT, expected_yields
 from edgespec.kernels.layouts import measured_products
 from edgespec.kernels.native.offload import can_be_set
@@ -23,7 +23,6 @@ from edgespec.planning.devices.assignment import LayerAssignment, layer_tensors,
 from edgespec.planning.devices.cards import Card, Cards
 from edgespec.planning.memory.stream_layout import streamable
 
-_MANY = 32  # rows of a large tree, for people
 _QUESTION = USUAL_ANSWER  # tokens that a turn adds to a conversation before its answer
 
 
@@ -107,26 +106,6 @@ def host_costs(card: Card, type_id: int, matrix: int) -> HostCosts:
         rearranged = _curve([own * share for own, share in zip(own_seconds, shares, strict=True)])
     link_s = card.transfer.at(matrix) / 2 / matrix  # there and back was measured
     return HostCosts(_curve(own_seconds), rearranged, _curve(card.seconds), link_s)
-
-
-def describe_costs(costs: HostCosts) -> str:
-    """Describe the time of a GiB of weights in each place, and what binds those that no card holds."""
-    card, link, one, many = (
-        _duration((1 << 30) * seconds)
-        for seconds in (costs.card.at(1), costs.link_s, costs.usual.at(1), costs.usual.at(_MANY))
-    )
-    least = least_rows_sent(costs, costs.usual)
-    binds = f"the processor up to {least - 1} rows a pass, and the link beyond"
-    if least in (1, NEVER):
-        binds = "the link" if least == 1 else "the processor"
-    return (
-        f"A GiB of weights takes {card} there, {link} over the link, and on the processor {one} with one "
-        f"row and {many} with {_MANY}. Weights that do not fit there are bound by {binds}."
-    )
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _curve(seconds: Sequence[float]) -> Curve:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from edgespec.base.units import readable
-from edgespec.costs.batches import SIZES, SequenceCells, TextLengths, fewest_sequences, predict_batch
+from edgespec.costs.batches import SIZES, SequenceCells, TextLengths, batch_speed, fewest_sequences
 from edgespec.costs.planner import TargetPasses
 from edgespec.errors import MemoryLimitError
 from edgespec.models.gguf.footprint import USUAL_TEXT, cell_bytes
@@ -94,15 +94,15 @@ def _chosen(
     most = max(possible)
     if passes is None:
         return most if asked is not None else min(most, _UNMEASURED)
-    predictions = [
-        predict_batch(plan.holding, plan.over(passes), sequences, text, plan.needs.rows)
+    speeds = {
+        sequences: batch_speed(plan.holding, plan.over(passes), sequences, text, plan.needs.rows)
         for sequences, plan in possible.items()
-    ]
+    }
     if asked is None:
-        return fewest_sequences(predictions).sequences
+        return fewest_sequences(speeds)
     if not possible[most].streams:
         return most  # cells for more sequences than are fast cost nothing
-    return max(predictions, key=lambda prediction: prediction.tokens_per_second).sequences
+    return max(speeds, key=lambda sequences: speeds[sequences])
 
 
 def _has_one_size(model: ModelFiles) -> bool:

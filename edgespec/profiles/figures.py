@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from edgespec.costs.curves import Curve
 
-_ADDED_LATER = ("busy", "pass_s", "streamed_rate", "disks", "unpinned")  # older files have none
+_ADDED_LATER = ("busy", "streamed_rate", "disks", "unpinned")  # older files have none
 _READ: Mapping[str, Any] = {
     "bool": bool,
     "int": int,

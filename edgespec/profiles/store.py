@@ -34,7 +34,6 @@ from edgespec.profiles.figures import DeviceProfile, Figures
 _VERSION = 3
 _PROFILE_BYTES = 1 << 14  # more than the files of a profile take
 _NOISY = 0.15  # half the interquartile range, relative to the median
-_CLEARLY_LONGER = 1.05
 _T = TypeVar("_T")
 
 Key = Mapping[str, str]
@@ -183,13 +182,6 @@ class ExpertProfile(Figures):
 
     held: float  # the share of the experts that was in memory
     hit_rate: float  # the share of those needed that was
-    pass_s: float = 0.0  # median seconds of a pass over one row; 0 if they were not measured
-
-    def is_slower_with_more(self, fewer: ExpertProfile | None) -> bool:
-        """Check whether passes took clearly longer than with fewer experts in memory."""
-        return (
-            fewer is not None and fewer.held < self.held and 0 < fewer.pass_s * _CLEARLY_LONGER < self.pass_s
-        )
 
 
 @dataclass(frozen=True)

@@ -245,9 +245,7 @@ class ProfileUpdates:
     def _save_experts(self, weights: WeightStore, keys: ProfileKeys) -> None:
         if self._experts.hits + self._experts.misses < _ENOUGH_EXPERTS:
             return
-        held, known = weights.experts_held, self._store.experts(keys.target)
-        pass_s = known.pass_s if known is not None and known.held == held else 0.0
-        self._store.put_experts(keys.target, ExpertProfile(held, self._experts.hit_rate, pass_s))
+        self._store.put_experts(keys.target, ExpertProfile(weights.experts_held, self._experts.hit_rate))
 
     def _save_seconds(self, keys: ProfileKeys) -> None:
         """Correct a quick or disturbed pass profile by what this run's passes took."""

@@ -18,7 +18,7 @@ from edgespec.models.gguf.types import GGUFHeader, TensorInfo
 from edgespec.planning import host_products as module
 from edgespec.planning.devices.assignment import LayerAssignment
 from edgespec.planning.devices.cards import Card, Cards
-from edgespec.planning.host_products import describe_costs, describe_host_products, host_costs, host_products
+from edgespec.planning.host_products import describe_host_products, host_products
 from edgespec.profiles.figures import DeviceProfile
 
 LAYERS, LAYER = 10, 100_000_000
@@ -142,22 +142,4 @@ def test_the_choice_is_said() -> None:
     assert streamed is not None
     assert describe_host_products(streamed, streams=True) == (
         "Weights in memory and from disk are sent to the card for passes of 4 rows or more."
-    )
-
-
-@pytest.mark.parametrize(
-    ("link", "over_link", "binds"),
-    [
-        (50e9, "21.5 ms", "the link"),
-        # 0.205 s for a GB, where 8 rows take 0.2 here.
-        (5e9, "215 ms", "the processor up to 8 rows a pass, and the link beyond"),
-        (5e7, "21.5 s", "the processor"),
-    ],
-)
-def test_costs_say_what_binds_weights_that_no_card_holds(link: float, over_link: str, binds: str) -> None:
-    (card,) = cards(link).devices
-    said = describe_costs(host_costs(card, 0, 1 << 24))
-    assert said == (
-        f"A GiB of weights takes 5.37 ms there, {over_link} over the link, and on the processor 107 ms with "
-        f"one row and 859 ms with 32. Weights that do not fit there are bound by {binds}."
     )

@@ -18,7 +18,7 @@ from edgespec.costs.pass_time import (
 )
 from edgespec.costs.planned_weights import PlannedWeights
 from edgespec.costs.planner import DraftingCosts, TargetPasses, predict
-from edgespec.costs.prompts import predict_prompt
+from edgespec.costs.prompts import prompt_seconds
 from edgespec.costs.yields import expected_yields
 from edgespec.drafting.agreement import Agreement, CostModel
 from edgespec.generation.result import PassRecord
@@ -92,7 +92,7 @@ def test_plans_predict_known_figures(
 
 def test_prompts_take_known_figures() -> None:
     passes = TargetPasses(COMPUTE, 2.5e9, 0.01, 4.0)
-    assert predict_prompt(STREAMED, passes, 100, 48).seconds == pytest.approx(2.628702374248178, rel=1e-12)
+    assert prompt_seconds(STREAMED, passes, 100, 48) == pytest.approx(2.628702374248178, rel=1e-12)
 
 
 def test_drafters_are_judged_by_known_figures() -> None:

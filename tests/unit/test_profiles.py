@@ -135,15 +135,9 @@ def test_the_largest_image_tells_most_of_the_time_that_images_take(store: Profil
     assert store.image(image_key("another", 2)) is None
 
 
-def test_more_experts_in_memory_that_make_passes_slower_are_noticed(store: ProfileStore) -> None:
-    quarter, half = ExpertProfile(0.25, 0.8, pass_s=0.030), ExpertProfile(0.5, 0.9, pass_s=0.032)
-    store.put_experts("target", quarter)
-    assert store.experts("target") == quarter
-    assert half.is_slower_with_more(quarter)
-    assert not quarter.is_slower_with_more(half)
-    assert not replace(half, pass_s=0.031).is_slower_with_more(quarter)
-    assert not half.is_slower_with_more(replace(quarter, pass_s=0.0))
-    assert not half.is_slower_with_more(None)
+def test_hit_rates_of_experts_are_kept(store: ProfileStore) -> None:
+    store.put_experts("target", ExpertProfile(0.25, 0.8))
+    assert store.experts("target") == ExpertProfile(0.25, 0.8)
 
 
 def test_profiles_are_found_by_what_they_are_about(store: ProfileStore) -> None:

@@ -109,16 +109,6 @@ def _report(found: FullProfile) -> str:
                 f"{found.experts.hit_rate:.0%} found in memory, which holds {found.experts.held:.0%} of all",
             )
         )
-    if found.experts is not None and found.fewer_experts is not None:
-        fewer = found.fewer_experts
-        rows.append(
-            (
-                "less memory",
-                f"a pass of one row took {readable_duration(fewer.pass_s)} with {fewer.held:.0%} of the "
-                f"experts in memory, and takes {readable_duration(found.experts.pass_s)} now: "
-                "measure that --memory again",
-            )
-        )
     # What a pass reads of experts depends on its text, and is not hidden behind its arithmetic.
     streamed = found.streamed_bytes if found.experts is None else 0
     text = table((), rows) + "\n" + _passes(found.passes, streamed)
