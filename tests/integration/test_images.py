@@ -839,9 +839,9 @@ def test_an_image_that_the_memory_has_no_room_for_names_a_size_that_suffices(
     assert text.returncode == 0, "texts need no memory for images"
 
 
-def test_a_projector_of_another_model_is_doubted(smol_path: Path, tmp_path: Path) -> None:
+def test_a_projector_of_another_model_is_doubted(short_path: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
-    model.symlink_to(smol_path)
+    model.symlink_to(short_path)
     projector = write_projector(tmp_path / "mmproj-model.gguf", "idefics3", of_model="LLaVA\n1.5")
     doubt = "mmproj-model.gguf names LLaVA 1.5 as its model, and model.gguf is another"
     metadata = read_header(model).metadata

@@ -20,6 +20,7 @@ from edgespec.errors import HubError
 from edgespec.files.user_folders import cache_folder, nearest_existing
 from edgespec.images.projector import find_projector
 from edgespec.llama.quantize import make_drafter
+from edgespec.machine.cores import default_threads, thread_counts
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.synthesis.widen import widen
 from edgespec.models.gguf.types import BLOCK_SIZES
@@ -481,7 +482,7 @@ def test_a_repository_of_the_catalog_is_planned_without_a_network(
     hub = Hub("http://127.0.0.1:9", tmp_path / "hub", offline=True)
     monkeypatch.setattr(Hub, "from_environment", classmethod(lambda _: hub))
     store = ProfileStore()
-    for threads in range(1, 65):
+    for threads in {*thread_counts(), default_threads()}:
         for type_id in BLOCK_SIZES:
             key = machine_identity() | {"threads": str(threads), "type": str(type_id)}
             store.put_products(key, [1e-10, 2e-10, 8e-10])
