@@ -19,7 +19,6 @@ import typer
 from edgespec.base.option import naming_flags
 from edgespec.cli import config_file as settings
 from edgespec.cli.command_table import RootGroup
-from edgespec.cli.options.rows import with_bare_json
 from edgespec.cli.standard_error import never_fail
 from edgespec.errors import EdgeSpecError
 from edgespec.processes.children import child_environment
@@ -99,6 +98,16 @@ def _as_options(arguments: Sequence[str]) -> Sequence[str]:
         case ["--show-completion" | "--install-completion", shell] if not shell.startswith("-"):
             os.environ["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"  # takes names
     return arguments
+
+
+def with_bare_json(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with `--json` of bench as `--json -` where no file follows: Typer needs a value."""
+    words = list(arguments)
+    if words[:1] == ["bench"]:
+        for at in reversed([at for at, word in enumerate(words) if word == "--json"]):
+            if words[at + 1 : at + 2] != ["-"] and all(w.startswith("-") for w in words[at + 1 : at + 2]):
+                words.insert(at + 1, "-")
+    return words
 
 
 def _is_for_help(arguments: Sequence[str]) -> bool:

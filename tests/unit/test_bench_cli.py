@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.commands.bench import _conditions
-from edgespec.cli.main import main
-from edgespec.cli.options.rows import with_bare_json
+from edgespec.cli.main import main, with_bare_json
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ import pytest
 from edgespec.cli.commands.doctor import describe, format_findings
 from edgespec.cli.main import main
 from edgespec.doctor.checks import ERROR, HINT, SEVERITIES, WARNING, diagnose
-from edgespec.doctor.devices import DeviceCheck
-from edgespec.doctor.facts import Facts, gather
+from edgespec.doctor.facts import DeviceCheck, Facts, gather
 from edgespec.doctor.kernels import KernelFacts, LayoutFacts
 from edgespec.errors import BackendError, UsageError
 from edgespec.llama.build import Build, BuildDevice, parse_features

@@ -10,7 +10,7 @@ import pytest
 from platformdirs import user_data_path
 
 from edgespec.cli.main import main
-from edgespec.cli.prompt.positionals import is_model
+from edgespec.cli.prompt import is_model
 from edgespec.cli.removal import plan_removal
 from edgespec.errors import ModelFileError
 from edgespec.models.hub import catalog

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli import utf8
+from edgespec.cli import prompt, utf8
 from edgespec.cli.main import main
-from edgespec.cli.prompt import standard_input
 from edgespec.errors import ModelFileError
 from edgespec.files.user_folders import expanded
 from edgespec.models.hub import catalog
@@ -84,7 +83,7 @@ def test_what_is_no_text_file_is_refused(
 def test_standard_input_is_read_up_to_a_limit(
     engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(standard_input, "_MAX_BYTES", 10)
+    monkeypatch.setattr(prompt, "_MAX_BYTES", 10)
     with Path("/dev/zero").open() as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         assert main(["generate"]) == 2

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.main import main
-from edgespec.cli.prompt.positionals import is_model
+from edgespec.cli.prompt import is_model
 from edgespec.errors import UsageError
 from tests.unit.talking import TalkingEngine
 

@@ -17,7 +17,6 @@ from edgespec.base.units import readable_rate
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.options.common import ModelFlag, check_output
 from edgespec.cli.options.declaration import config_option, option, with_options
-from edgespec.cli.options.rows import check_no_model
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.screen.results import results
@@ -166,7 +165,9 @@ def bench(
     json_path = Path(json_name) if json_name and not as_json else None
     for path in (json_path, html_name):
         if path is not None:
-            check_no_model(path)
+            if path.suffix.lower() == ".gguf":  # `--json big.gguf` was meant as --json and a model
+                hint = f"Name the model with -m: -m {path}"
+                raise UsageError(f"{path} is a model and would be overwritten.", hint)
             check_writable(path)
             with writing_to(path, "Give another name."):
                 called.with_resource(only_writer(Path(path)))

@@ -28,8 +28,7 @@ from edgespec.cli.conversation.welcome import announce_download, greeting, welco
 from edgespec.cli.options.common import OutputOptions, Preset, SystemFile, system_prompt
 from edgespec.cli.options.declaration import config_option, is_on_command_line, option, with_options
 from edgespec.cli.options.sampling import SamplingOptions
-from edgespec.cli.prompt.positionals import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
-from edgespec.cli.prompt.standard_input import whole_prompt
+from edgespec.cli.prompt import FirstWord, MoreWords, NamedModel, model_and_prompt, whole_prompt, words_of
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.cli.utf8 import as_text

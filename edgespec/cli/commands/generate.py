@@ -33,8 +33,7 @@ from edgespec.cli.options.common import OutputOptions, Preset, SystemFile, syste
 from edgespec.cli.options.declaration import config_option, is_on_command_line, option, with_options
 from edgespec.cli.options.sampling import SamplingOptions, config_of_options
 from edgespec.cli.origin import ModelIdentity, Origin, model_identity
-from edgespec.cli.prompt.positionals import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
-from edgespec.cli.prompt.standard_input import whole_prompt
+from edgespec.cli.prompt import FirstWord, MoreWords, NamedModel, model_and_prompt, whole_prompt, words_of
 from edgespec.cli.reloading import with_reloads
 from edgespec.cli.screen.results import ResultStream, WrittenText
 from edgespec.cli.screen.terminal import Terminal
