@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.capped import cap_kind, run_capped
-from edgespec.bench.rows.figures import Row
-from edgespec.bench.rows.row_spec import RowSpec
+from edgespec.bench.rows.figures import Row, RowSpec
 from edgespec.bench.rows.runner import RunConfig, Runner, why_it_failed
 from edgespec.config import Config
 from edgespec.generation.config import GenerationConfig

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.bench.rows.row_spec import RowSpec, rows_for
+from edgespec.bench.rows.figures import RowSpec, rows_for
 from edgespec.bench.rows.shared_rows import texts_of
 from edgespec.config import Config
 

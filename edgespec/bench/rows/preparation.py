@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.base.progress import Progress
-from edgespec.bench.rows.row_spec import RowSpec, rows_for
+from edgespec.bench.rows.figures import RowSpec, rows_for
 from edgespec.bench.rows.runner import RunConfig
 from edgespec.config import AUTO, Config, ModelConfig
 from edgespec.errors import MemoryLimitError, UsageError

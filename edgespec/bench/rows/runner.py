@@ -13,8 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.base.progress import Progress
-from edgespec.bench.rows.figures import DiskSpeed, Row, fill_identical, fill_shares, spread
-from edgespec.bench.rows.row_spec import RowSpec, preparation_rows
+from edgespec.bench.rows.figures import (
+    DiskSpeed,
+    Row,
+    RowSpec,
+    fill_identical,
+    fill_shares,
+    preparation_rows,
+    spread,
+)
 from edgespec.generation.config import GenerationConfig
 from edgespec.measure.throughput import forget_cached
 from edgespec.processes.children import ChildProcess, python_command, start
