@@ -226,7 +226,7 @@ def started(*arguments: str | Path) -> Iterator[tuple[Running, subprocess.Popen[
         for line in program.stderr:  # warnings come first, and on a slow machine what is waited for
             said.append(line)
             match = re.fullmatch(
-                r"Serving \S+ at http://127\.0\.0\.1:(\d+)/v1; chat at \S+\. Ctrl-C ends it\.\n", line
+                r"Serving .+ at http://127\.0\.0\.1:(\d+)/v1; chat at \S+\. Ctrl-C ends it\.\n", line
             )
             if match is not None:
                 break

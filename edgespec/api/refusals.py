@@ -76,6 +76,17 @@ class Unavailable(Refusal):
         super().__init__(503, f"{text} Try again in {RETRY_S} seconds.", "model_unavailable", retry=True)
 
 
+class LoadFailed(Refusal):
+    """The model that a request needs could not be loaded; the next request tries again.
+
+    Args:
+        reason: a sentence.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(503, f"The model could not be loaded: {reason}", "model_unavailable")
+
+
 class ShuttingDown(Refusal):
     """The server is shutting down."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from itertools import dropwhile
 from typing import Any, Generic
 
@@ -44,7 +44,7 @@ _OLLAMA = "/api/"
 _UNSUPPORTED = ("pull", "push", "create", "copy", "delete", "blobs/{digest:path}")
 
 _PROPERTIES = ("/props", "/slots")
-_ANY = ("GET", "POST", "PUT", "DELETE")
+ANY_METHOD = ["GET", "POST", "PUT", "DELETE"]
 
 
 class Application:
@@ -55,6 +55,7 @@ class Application:
         hosts: accepted names in the Host header, so that a web page cannot reach a server on this machine
             through a name of its own (DNS rebinding); None accepts all.
         cors: the origin of web pages elsewhere that may send requests; "*" is any, None is none.
+        responses: where those of the Responses API are kept, which several models may share.
 
     Attributes:
         handler: of the requests that the model answers.
@@ -67,6 +68,7 @@ class Application:
         api_key: str | None = None,
         hosts: list[str] | None = None,
         cors: str | None = None,
+        responses: ResponseStore | None = None,
     ) -> None:
         self.handler = handler
         self._worker: ModelWorker[Any, Any] = handler.worker
@@ -75,8 +77,8 @@ class Application:
         self._started = int(time.time())
         listed = [name for name in self._names if not is_pattern(name)]
         routes = [
-            *_answering(handler),
-            *(Route(f"{_OLLAMA}{name}", _refuse_unsupported, methods=_ANY) for name in _UNSUPPORTED),
+            *_answering(handler, responses or ResponseStore()),
+            *unsupported_routes(),
             Route("/api/tags", self._describe(lambda card: card.tags(listed))),
             Route("/api/ps", self._describe(lambda card: card.running(listed[0], not self._worker.asleep))),
             Route("/api/show", self._describe(ModelCard.shown), methods=["POST"]),
@@ -88,28 +90,31 @@ class Application:
             *(self._beside_answers() if isinstance(handler, CompletionHandler) else ()),
             Route("/metrics", self._metrics),
         ]
-        middleware = [Middleware(HostCheck, allowed=hosts)] if hosts else []
-        middleware += origin_checks(cors)
-        if api_key is not None:
-            middleware.append(Middleware(_RequireKey, api_key=api_key))
-        refuse = _NoSuchRoute(routes)
-        handlers: dict[Any, Any] = {404: refuse, 405: refuse, 500: _bug}
-        self._app: ASGIApp = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+        self._app = guarded(routes, api_key=api_key, hosts=hosts, cors=cors)
         # The names under /v1: clients whose base URL lacks it, or has it twice, are served too.
         self._names_in_v1 = {route.path.split("/")[2] for route in routes if route.path.startswith("/v1/")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope["path"] = self._served_path(scope["path"])
+            scope["path"] = served_path(scope["path"], self._names_in_v1)
         await self._app(scope, receive, send)
 
-    def _served_path(self, path: str) -> str:
-        """The path that a request means: single slashes, none at the end, and one /v1 where it belongs."""
-        parts = [part for part in path.split("/") if part]
-        rest = list(dropwhile("v1".__eq__, parts))
-        if rest == ["health"]:
-            return "/health"
-        return "/" + "/".join(["v1", *rest] if rest and rest[0] in self._names_in_v1 else parts)
+    @property
+    def is_busy(self) -> bool:
+        """True while requests are being answered, or wait."""
+        return self._worker.is_busy
+
+    def drain(self) -> None:
+        """Refuse requests that arrive from now on; called on the event loop, as is `stop`."""
+        self.handler.drain()
+
+    def stop(self) -> None:
+        """Refuse new requests, and end the others."""
+        self.handler.stop()
+
+    def close(self) -> None:
+        """End everything and free the model."""
+        self._worker.close()
 
     async def _list_models(self, _http: HTTPRequest) -> Response:
         names = [name for name in self._names if not is_pattern(name)]
@@ -163,6 +168,32 @@ class Application:
         return Response(page, headers={"content-type": content_type})
 
 
+def served_path(path: str, in_v1: Collection[str]) -> str:
+    """The path that a request means: single slashes, none at the end, and one /v1 where it belongs.
+
+    Args:
+        in_v1: the names under /v1.
+    """
+    parts = [part for part in path.split("/") if part]
+    rest = list(dropwhile("v1".__eq__, parts))
+    if rest == ["health"]:
+        return "/health"
+    return "/" + "/".join(["v1", *rest] if rest and rest[0] in in_v1 else parts)
+
+
+def guarded(
+    routes: list[Route], *, api_key: str | None, hosts: list[str] | None, cors: str | None
+) -> Starlette:
+    """An application with these routes that answers those who may ask; see `Application`."""
+    middleware = [Middleware(HostCheck, allowed=hosts)] if hosts else []
+    middleware += origin_checks(cors)
+    if api_key is not None:
+        middleware.append(Middleware(_RequireKey, api_key=api_key))
+    refuse = _NoSuchRoute(routes)
+    handlers: dict[Any, Any] = {404: refuse, 405: refuse, 500: _bug}
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+
+
 def _endpoints(model: str, responses: ResponseStore) -> dict[str, Endpoint]:
     """The paths that answer prompts."""
     return {
@@ -190,21 +221,29 @@ def _embedding_endpoints() -> dict[str, EmbeddingEndpoint]:
     }
 
 
-def _answering(handler: CompletionHandler | EmbeddingHandler) -> list[Route]:
+ANSWERED = {"POST": (*_endpoints("", ResponseStore()), *_embedding_endpoints()), "GET": ("/tokenizer_info",)}
+"""The paths that models answer, by method."""
+
+
+def unsupported_routes() -> list[Route]:
+    """The routes of Ollama's API that manage models, which are refused."""
+    return [Route(f"{_OLLAMA}{name}", _refuse_unsupported, methods=ANY_METHOD) for name in _UNSUPPORTED]
+
+
+def _answering(handler: CompletionHandler | EmbeddingHandler, responses: ResponseStore) -> list[Route]:
     """The routes that the model answers, and refusals at those that take a model of another kind."""
     model = handler.names[0]
-    responses = ResponseStore()
     prompts, inputs = _endpoints(model, responses), _embedding_endpoints()
     if isinstance(handler, EmbeddingHandler):
         embeds = [_route(path, handler, endpoint) for path, endpoint in inputs.items()]
         text = f"{model} is an embedding model: it makes embeddings and writes no text."
         refuse = _Refuse(Refusal(404, f"{text} Use {' or '.join(inputs)}.", "embedding_model"))
-        return embeds + [Route(path, refuse, methods=_ANY) for path in prompts]
+        return embeds + [Route(path, refuse, methods=ANY_METHOD) for path in prompts]
     answers = [_route(path, handler, endpoint) for path, endpoint in prompts.items()]
     answers.append(Route("/tokenizer_info", _Answers(handler, DirectEndpoint(tokenizer_info))))
     refuse = _Refuse(Refusal(404, str(no_embeddings(model)), "no_embeddings"))
     answers += routes_of_responses(responses)
-    return answers + [Route(path, refuse, methods=_ANY) for path in inputs]
+    return answers + [Route(path, refuse, methods=ANY_METHOD) for path in inputs]
 
 
 def _route(path: str, handler: RequestHandler[Any, EndpointT], endpoint: EndpointT) -> Route:
@@ -230,11 +269,11 @@ class _Refuse:
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = self._refusal.response(_failure_at(scope["path"], self._refusal))
+        response = self._refusal.response(failure_at(scope["path"], self._refusal))
         await response(scope, receive, send)
 
 
-def _failure_at(path: str, refusal: Refusal) -> Event:
+def failure_at(path: str, refusal: Refusal) -> Event:
     """The body of an error, in the form of the API that a path belongs to."""
     if path.startswith("/v1/messages"):
         return MessagesEndpoint().failure(refusal)
@@ -256,7 +295,7 @@ class _RequireKey:
                 text = "The API key is invalid." if any(given) else "The API key is missing."
                 text += " Send it in the header 'Authorization: Bearer KEY', in x-api-key or in api-key."
                 refusal = Refusal(401, text, "invalid_api_key")
-                await refusal.response(_failure_at(scope["path"], refusal))(scope, receive, send)
+                await refusal.response(failure_at(scope["path"], refusal))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -275,13 +314,13 @@ class _NoSuchRoute:
     async def __call__(self, http: HTTPRequest, error: Any) -> Response:
         text = f"Not supported: {http.method} {http.url.path}; routes: {self._routes}."
         refusal = Refusal(error.status_code, text, "no_such_route")
-        response = refusal.response(_failure_at(http.url.path, refusal))
+        response = refusal.response(failure_at(http.url.path, refusal))
         response.headers.update(error.headers or {})
         return response
 
 
 async def _refuse_unsupported(http: HTTPRequest) -> Response:
-    text = f"Not supported: {http.method} {http.url.path}. This server runs one model, which answers prompts."
+    text = f"Not supported: {http.method} {http.url.path}. This server does not manage models."
     refusal = Refusal(501, text)
     return refusal.response(failure(refusal))
 
@@ -292,4 +331,4 @@ async def _version(_http: HTTPRequest) -> Response:
 
 async def _bug(http: HTTPRequest, error: Exception) -> Response:
     refusal = refusal_for(error)
-    return refusal.response(_failure_at(http.url.path, refusal))
+    return refusal.response(failure_at(http.url.path, refusal))

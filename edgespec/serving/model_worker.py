@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from edgespec.api.refusals import (
+    LoadFailed,
     QueueFull,
     ShuttingDown,
     Unavailable,
@@ -114,35 +115,40 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
     """Answers requests in order of arrival, several at once, and reloads a model that failed.
 
     Args:
-        model: closed by the worker.
+        model: closed by the worker; None loads it for the first request.
         waiting: most requests in the queue, besides those being answered.
         parallel: most answers at once.
         keep_alive: seconds that an idle model stays loaded; for ever if it is negative.
         reopen: loads the model again; takes a progress callback, which may raise to stop loading.
         on_status: called with a sentence when the model fails, and when it is back.
+        card: the description of the model, if it is not loaded yet.
 
     Attributes:
         parallel: as given.
         card: the description of the model that is loaded, or was.
-        asleep: whether the model is unloaded because it was idle; the next request loads it.
+        asleep: whether the model is not loaded, although nothing is wrong; the next request loads it.
         metrics: figures of all answers since the start.
     """
 
     def __init__(
         self,
-        model: ServedT,
+        model: ServedT | None,
         waiting: int,
         reopen: Callable[[Progress], ServedT],
         on_status: Callable[[str], None],
         *,
         parallel: int = 1,
         keep_alive: float = -1.0,
+        card: ModelCard | None = None,
     ) -> None:
         self._model: ServedT | None = model
-        self.card = model.card
+        known = card if model is None else model.card
+        assert known is not None, "a model, or its description"
+        self.card = known
         self._usual_keep_alive = self._keep_alive = keep_alive
         self._idle_since = time.monotonic()
-        self.asleep = self._wanted = False
+        self.asleep, self._wanted = model is None, False
+        self._is_to_leave = False
         self._reopen = reopen
         self._on_status = on_status
         self.parallel = parallel
@@ -167,7 +173,7 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
     @property
     def failure(self) -> str:
         """The reason why nothing can be answered now; empty if nothing is wrong."""
-        return self._failure
+        return "" if self.asleep else self._failure
 
     @property
     def running(self) -> int:
@@ -214,15 +220,18 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
 
         Raises:
             Unavailable: the model failed and has not been reloaded yet, or another one is loaded by now.
+            LoadFailed: it was asleep, and cannot be loaded.
             ShuttingDown: the server ended before the model was loaded.
         """
         with self._changed:
             if expected is None and self.asleep:
                 self._wanted = True
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: not self.asleep or self._closing)
+                self._changed.wait_for(lambda: not self._wanted or self._closing)
                 if self._closing:
                     raise ShuttingDown
+                if self.asleep:
+                    raise LoadFailed(self._failure)
             model = self._loaded(expected)
             self._borrowers += 1
         try:
@@ -237,6 +246,13 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
         if self._model is None or (expected is not None and self._model is not expected):
             raise Unavailable(self._failure)
         return self._model
+
+    def unload(self) -> None:
+        """Free the model until a request needs it; returns when that is done, once nobody uses it."""
+        with self._changed:
+            self._is_to_leave = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._is_to_leave or self._closing)
 
     def submit(self, pending: PendingT, model: ServedT) -> None:
         """Put an answer into the queue.
@@ -284,6 +300,8 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
     def _give_back(self) -> None:
         with self._changed:
             self._open -= 1
+            if self._is_to_leave:
+                self._changed.notify_all()
 
     def _take(self) -> PendingT | None:
         """The next request of the queue, which is running then; called between passes."""
@@ -302,13 +320,16 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
             return self._closing or bool(self._queue)
 
         with self._changed:
-            idle = not self._changed.wait_for(is_over, _IDLE_S)
+            idle = not self._changed.wait_for(lambda: is_over() or self._is_to_leave, _IDLE_S)
         if idle:  # once, until there was another request
             release_free_memory()
         with self._changed:
             self._idle_since = max(self._idle_since, time.monotonic() - _IDLE_S)
             while not is_over():
                 left = self._idle_since + self._keep_alive - time.monotonic()
+                if self._is_to_leave and not self._open and not self._borrowers:
+                    self.asleep = True
+                    return False
                 if self._keep_alive < 0:
                     self._changed.wait()
                 elif left > 0 or self._open or self._borrowers:
@@ -319,17 +340,24 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
             return not self._closing
 
     def _sleep(self) -> None:
-        """Unload the model, and load it when a request wants it."""
+        """Unload the model, and load it when a request wants it; it stays unloaded if that fails."""
         self._close_model()
         release_free_memory()
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._wanted)
-        if not self._closing:
-            self._load()
-        with self._changed:
-            self.asleep = self._wanted = False
-            self._keep_alive = self._usual_keep_alive
-            self._changed.notify_all()
+        while self.asleep:
+            with self._changed:
+                self._is_to_leave = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._closing or self._wanted or self._is_to_leave)
+                if self._is_to_leave and not self._closing:
+                    continue
+            if not self._closing:
+                self._load()
+            with self._changed:
+                self.asleep = self._model is None and not self._closing
+                self._wanted = False
+                self._keep_alive = self._usual_keep_alive
+                self._idle_since = time.monotonic()
+                self._changed.notify_all()
 
     def _work(self) -> None:
         while True:
@@ -337,9 +365,12 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
                 self._sleep()
             with self._changed:
                 wait = max(0.0, self._retry_at - time.monotonic()) if self._model is None else None
-                self._changed.wait_for(lambda: self._closing or self._queue, wait)
+                self._changed.wait_for(lambda: self._closing or self._queue or self._is_to_leave, wait)
                 if self._closing:
                     return
+                self.asleep = self._is_to_leave and self._model is None
+                if self.asleep:
+                    continue
             if self._model is not None:
                 self._answer_requests(self._model)
                 continue

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect
-from starlette.requests import Request as HTTPRequest
+from starlette.types import Receive
 
 from edgespec.api.limits import Limits
 from edgespec.api.refusals import Refusal, ShuttingDown, forget_frames, logged_refusal
@@ -103,7 +103,7 @@ class RequestHandler(ABC, Generic[Worker, EndpointT]):
     async def _until_abandoned(self, sender: ResponseSender, work: Coroutine[Any, Any, None]) -> None:
         """Do the work, unless the client disconnects or the server shuts down first."""
         working = asyncio.create_task(work)
-        gone = asyncio.create_task(_until_disconnected(sender.http))
+        gone = asyncio.create_task(until_disconnected(sender.http.receive))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({working, gone, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -130,6 +130,7 @@ class RequestHandler(ABC, Generic[Worker, EndpointT]):
         """
 
 
-async def _until_disconnected(http: HTTPRequest) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
+async def until_disconnected(receive: Receive) -> None:
+    """Return when the client of a request that was received has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
         pass

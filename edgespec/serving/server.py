@@ -13,6 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgespec.api.limits import Limits
 from edgespec.serving.app import Application
+from edgespec.serving.model_router import ModelRouter
 
 _GRACE_S = 3
 _POLL_S = 0.1
@@ -46,10 +47,10 @@ class Server(uvicorn.Server):
         interrupted: whether a signal other than SIGTERM came.
     """
 
-    def __init__(self, app: Application, limits: Limits, *, verbose: bool = False) -> None:
+    def __init__(self, app: Application | ModelRouter, limits: Limits, *, verbose: bool = False) -> None:
         self.interrupted = False
         self._is_draining = False
-        self._handler = app.handler
+        self._app = app
         super().__init__(
             uvicorn.Config(
                 app,
@@ -79,8 +80,8 @@ class Server(uvicorn.Server):
         """Refuse new requests, complete the others if that is wanted, and end what is left."""
         for server in self.servers:
             server.close()  # the next server may have the address
-        self._handler.drain()
-        while self._is_draining and self._handler.worker.is_busy:
+        self._app.drain()
+        while self._is_draining and self._app.is_busy:
             await asyncio.sleep(_POLL_S)
-        self._handler.stop()
+        self._app.stop()
         await super().shutdown(sockets)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgespec.base.units import parse_size
-from edgespec.cli.conversation.settings import sampling_in_words
 from edgespec.cli.listening import is_local, listening, split_hosts
 from edgespec.cli.options.common import ModelFlag, OutputOptions, Preset, SystemFile, system_prompt
 from edgespec.cli.options.declaration import config_option, is_given, option, with_options
@@ -21,9 +21,22 @@ from edgespec.errors import UsageError
 from edgespec.files.user_folders import expanded
 
 if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
+    from edgespec.serving.completion_handler import CompletionHandler
+    from edgespec.serving.embeddings import EmbeddingHandler
+    from edgespec.serving.loaded_models import LoadedModels
 
 _PANEL = "Server"
+_NAMED = 4  # models in the line at the start
+
+
+@dataclass(frozen=True)
+class FurtherModels:
+    """Models behind the first one."""
+
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(help="Further models; each is loaded when a request names it.", metavar="MORE"),
+    ] = None
 
 
 @partial(with_options, leave_out=("as_json",), defaults=Config.of(prompt_cache=True))
@@ -112,6 +125,7 @@ def serve(
     *,
     flag: ModelFlag,
     loading: Config,
+    further: FurtherModels,
     sampling: SamplingOptions,
     output: OutputOptions,
 ) -> None:
@@ -136,20 +150,15 @@ def serve(
             f"Other machines can reach this server at {public[0]}, but it has no API key.",
             "Set one with --api-key or EDGESPEC_API_KEY, or leave out --host.",
         )
-    from edgespec import open_embedder, open_engine
-    from edgespec.loading.embedder import names_embedder, usual_context
-    from edgespec.models.hub.external import display_name
-
     try:
         from edgespec.api.limits import Limits
+        from edgespec.api.response_store import ResponseStore
+        from edgespec.cli.served_models import ServingOptions, find_models
         from edgespec.serving.app import Application
-        from edgespec.serving.completion_handler import CompletionHandler
-        from edgespec.serving.embeddings import EmbeddingHandler, EmbeddingWorker, ServedEmbedder
-        from edgespec.serving.engine_worker import EngineWorker
         from edgespec.serving.keep_alive import parse_keep_alive
+        from edgespec.serving.model_router import ModelRouter
         from edgespec.serving.origins import checked_origin
         from edgespec.serving.request_log import request_logger
-        from edgespec.serving.served_model import ServedModel
         from edgespec.serving.server import Server
     except ModuleNotFoundError as error:
         if error.name not in ("uvicorn", "starlette", "prometheus_client"):
@@ -163,82 +172,70 @@ def serve(
         listeners = stack.enter_context(listening(addresses, port))
         shown = terminal.note if terminal.verbose or terminal.is_watched else None
         on_request = request_logger(expanded(log) if log else None, shown).info
-        again = loading.with_(leave_out_missing=True)  # after a failure
-        limits, aliases = Limits(body=limit), tuple(dict.fromkeys(alias or ()))
-        with terminal.working() as report:
-            embeds = names_embedder(loading, report)
-            if not embeds and not is_given(called, "context"):
-                loading = loading.with_(context=usual_context(loading, report))
-                again = loading.with_(leave_out_missing=True)
-        handler: CompletionHandler | EmbeddingHandler
-        can_chat = True
-        if embeds:
-            embedder = terminal.load_embedder(loading)
-            model = name or display_name(embedder.model.path)
-            embedding = EmbeddingWorker(
-                ServedEmbedder(embedder),
-                queue,
-                lambda progress: ServedEmbedder(open_embedder(again, progress)),
-                terminal.warn,
-                parallel=parallel,
-                keep_alive=idle_s,
-            )
-            stack.callback(embedding.close)
-            handler = EmbeddingHandler(embedding, model, limits, aliases=aliases, on_request=on_request)
-        else:
-
-            def served(engine: Engine) -> ServedModel:
-                chosen = sampling.chosen_for(loading, engine.target.model.path, default="recommended")
-                sampled = sampling_in_words(chosen.config, chosen.sources)
-                terminal.detail(f"Sampling, unless a request says otherwise: {sampled}.")
-                terminal.thinking(engine, chosen.config)
-                terminal.watch_prompt_cache(engine)
-                return ServedModel(engine, chosen.config)
-
-            first = served(terminal.load(loading))
-            model = name or display_name(first.engine.target.model.path)
-            can_chat = first.engine.has_chat_template
-            worker = EngineWorker(
-                first,
-                queue,
-                lambda progress: served(open_engine(again, progress)),
-                terminal.warn,
-                parallel=parallel,
-                keep_alive=idle_s,
-            )
-            stack.callback(worker.close)
-            handler = CompletionHandler(
-                worker,
-                model,
-                limits,
-                aliases=aliases,
-                on_request=on_request,
-                on_prefill_progress=lambda progress: terminal.detail(f"Reading a prompt: {progress}."),
-                system=system,
-            )
+        limits = Limits(body=limit)
+        options = ServingOptions(
+            sampling,
+            terminal,
+            limits,
+            queue,
+            parallel,
+            idle_s,
+            on_request,
+            system,
+            chosen_context=is_given(called, "context"),
+        )
         # A server for this machine is protected by names (see HostCheck), and others by their key.
-        names = ["localhost", "127.0.0.1", "::1", *addresses, *(allow_host or ())]
-        hosts = names if allow_host or not public else None
-        app = Application(handler, api_key=api_key, hosts=hosts, cors=cors)
-        server = Server(app, limits, verbose=output.verbose)
+        clients = ["localhost", "127.0.0.1", "::1", *addresses, *(allow_host or ())]
+        hosts = clients if allow_host or not public else None
         address, *others = map(_url, listeners)
-        if embeds:
-            terminal.note(f"Serving embeddings of {model} at {address}/v1. Ctrl-C ends it.")
-            terminal.note(f"Base URLs: OpenAI {address}/v1, Ollama {address}.")
+        named = [name for name in (loading.model.name, *(further.more or ())) if name is not None]
+        app: Application | ModelRouter
+        found = find_models(named) if len(named) != 1 else []
+        if len(found) <= 1:
+            aliases = tuple(dict.fromkeys(alias or ()))
+            handler = options.handler(loading, name, aliases)
+            app = Application(handler, api_key=api_key, hosts=hosts, cors=cors)
+            stack.callback(app.close)
+            _say_what_is_served(handler, address, terminal)
         else:
-            terminal.note(f"Serving {model} at {address}/v1; chat at {address}. Ctrl-C ends it.")
-            context = f"Context: {loading.model.context:,} tokens."
-            terminal.note(f"Base URLs: OpenAI {address}/v1, Anthropic {address}, Ollama {address}. {context}")
+            responses = ResponseStore()
+            models = options.offered(loading, found, responses)
+            app = ModelRouter(models, limits, responses, api_key=api_key, hosts=hosts, cors=cors)
+            stack.callback(app.close)
+            terminal.note(f"Serving {_several(models)} at {address}/v1; chat at {address}. Ctrl-C ends it.")
+            terminal.note(f"Base URLs: OpenAI {address}/v1, Anthropic {address}, Ollama {address}.")
+        server = Server(app, limits, verbose=output.verbose)
         if others:
             terminal.note(f"Also at {', '.join(others)}.")
-        if not can_chat:
-            terminal.warn(
-                "The model has no chat template: /v1/completions is served, and /v1/chat/completions is "
-                "refused. To chat, serve a GGUF file with a template."
-            )
         server.run(sockets=listeners)
     if server.interrupted:
         raise typer.Exit(130)
+
+
+def _say_what_is_served(
+    handler: CompletionHandler | EmbeddingHandler, address: str, terminal: Terminal
+) -> None:
+    """Say where clients find a model."""
+    model, card = handler.names[0], handler.worker.card
+    if not card.writes:
+        terminal.note(f"Serving embeddings of {model} at {address}/v1. Ctrl-C ends it.")
+        terminal.note(f"Base URLs: OpenAI {address}/v1, Ollama {address}.")
+        return
+    terminal.note(f"Serving {model} at {address}/v1; chat at {address}. Ctrl-C ends it.")
+    context = f"Context: {card.context:,} tokens."
+    terminal.note(f"Base URLs: OpenAI {address}/v1, Anthropic {address}, Ollama {address}. {context}")
+    if not card.chats:
+        terminal.warn(
+            "The model has no chat template: /v1/completions is served, and /v1/chat/completions is "
+            "refused. To chat, serve a GGUF file with a template."
+        )
+
+
+def _several(models: LoadedModels) -> str:
+    """Name some of the models."""
+    names = [model.names[0] for model in models.models]
+    shown = ", ".join(names[:_NAMED])
+    return f"{len(names)} models ({shown}{', ...' if len(names) > _NAMED else ''})"
 
 
 def _url(listener: socket.socket) -> str:

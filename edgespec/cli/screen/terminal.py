@@ -108,11 +108,15 @@ class Terminal:
             if loaded is not None:
                 loaded.close()
             raise
+        self.tell_of(loaded)
+        return loaded
+
+    def tell_of(self, loaded: Engine | Embedder) -> None:
+        """Say what there is to say of a loaded model."""
         for line in loaded.warnings:
             self.warn(line)
         for line in (loaded.description, *loaded.notes):
             self.detail(line)
-        return loaded
 
     def watch_prompt_cache(self, engine: Engine) -> None:
         """Say when the prompt cache on disk fails, and when it works again."""

@@ -44,6 +44,16 @@ class ModelCard:
         """True if the model sees images."""
         return "vision" in self._capabilities
 
+    @property
+    def writes(self) -> bool:
+        """True if the model writes text; others make embeddings."""
+        return "completion" in self._capabilities
+
+    @property
+    def chats(self) -> bool:
+        """True if the model has a chat template."""
+        return "tools" in self._capabilities
+
     def tags(self, names: Sequence[str]) -> dict[str, Any]:
         """The body of `/api/tags`: the model under all its names."""
         return {"models": [{**self._entry(name), "modified_at": self._modified} for name in names]}

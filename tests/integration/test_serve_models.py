@@ -1,0 +1,101 @@
+"""One server with several models: each request is answered by the model that it names, within the memory."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving import CHAT, Running, started
+from tests.waiting import wait_until
+
+_QUESTIONS = ("Why is the sky blue?", "Name a fruit.", "Count to five.")
+
+
+@pytest.fixture(scope="module")
+def models(smol_path: Path, q4_drafter_path: Path, dropped_drafter_path: Path) -> list[Path]:
+    return [smol_path, q4_drafter_path, dropped_drafter_path]
+
+
+@pytest.fixture
+def server(own_environment: None, models: list[Path]) -> Iterator[Running]:
+    """A server whose memory holds one of its models, and gives it back when it is idle."""
+    limits = ("--memory", "500MiB", "--keep-alive", "2s", "--draft", "none", "--context", "512")
+    with started(*models, *limits) as (running, _):
+        yield running
+
+
+def _ask(server: Running, model: str, question: str) -> str:
+    body = {"model": model, "max_tokens": 8, "messages": [{"role": "user", "content": question}]}
+    status, answer = server.post(CHAT, body)
+    assert status == 200, answer
+    assert answer["model"] == model
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def _loaded(server: Running) -> list[str]:
+    return [one["name"] for one in server.get("/api/ps")[1]["models"]]
+
+
+def test_eight_clients_share_memory_for_one_of_three_models(server: Running, models: list[Path]) -> None:
+    names = [path.stem for path in models]
+    assert [one["id"] for one in server.get("/v1/models")[1]["data"]] == names
+    assert _loaded(server) == []
+    expected = {(name, asked): _ask(server, name, asked) for name in names for asked in _QUESTIONS}
+    done, most = threading.Event(), []
+
+    def watch() -> None:
+        while not done.wait(0.05):
+            most.append(len(_loaded(server)))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+
+    def client(number: int) -> list[tuple[tuple[str, str], str]]:
+        asked = random.Random(number).sample(sorted(expected), 3)
+        return [(one, _ask(server, *one)) for one in asked]
+
+    try:
+        with ThreadPoolExecutor(8) as clients:
+            answers = [pair for found in clients.map(client, range(8)) for pair in found]
+    finally:
+        done.set()
+        watching.join()
+    assert len(answers) == 24
+    assert all(expected[asked] == answer for asked, answer in answers), "no answer is another model's"
+    assert max(most) == 1
+    wait_until(lambda: _loaded(server) == [])
+    assert _ask(server, names[0], _QUESTIONS[0]) == expected[names[0], _QUESTIONS[0]]
+
+
+def test_what_no_model_can_answer_is_refused_by_itself(server: Running, models: list[Path]) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    status, answer = server.post(CHAT, {"model": "nosuch", "messages": messages})
+    assert status == 404
+    assert all(path.stem in answer["error"]["message"] for path in models)
+    status, answer = server.post("/v1/embeddings", {"model": models[0].stem, "input": "Hi"})
+    assert status == 404, answer
+    status, answer = server.post(CHAT, {"model": models[0].stem, "messages": []})
+    assert status == 400, answer
+    assert server.get("/health")[0] == 200
+    assert server.post("/api/show", {"model": models[1].stem})[0] == 200
+    assert server.get("/v1/models/nosuch")[0] == 404
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_for_its_requests(
+    own_environment: None, smol_path: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(smol_path.read_bytes()[: 1 << 20])
+    with started(smol_path, broken, "--draft", "none", "--context", "512") as (server, _):
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+        for _ in range(2):
+            status, answer = server.post(CHAT, {"model": "broken", "messages": messages})
+            assert status >= 400, answer
+            assert "broken.gguf" in answer["error"]["message"]
+        assert _ask(server, smol_path.stem, "Hi")
