@@ -216,9 +216,7 @@ def test_a_device_that_runs_out_of_memory_in_an_answer_gets_less(short_path: Pat
 
 @pytest.mark.parametrize(
     ("how", "asked"),
-    slow_except(
-        [("lost", "--prompt"), ("memory", "--input")], product(("lost", "memory"), ("--prompt", "--input"))
-    ),
+    slow_except([("memory", "--input")], product(("lost", "memory"), ("--prompt", "--input"))),
 )
 def test_a_command_repeats_what_a_failed_device_has_not_finished(
     how: str, asked: str, short_path: Path, has_rpc: None, tmp_path: Path

@@ -25,6 +25,7 @@ from edgespec.llama.projector import NoImageLibrary, load_library
 from edgespec.processes import trial
 from tests.desk import Desk
 from tests.program import run_here
+from tests.tiers import slow_except
 from tests.tiny import write_tiny
 from tests.tiny_images import png, write_projector, write_seeing
 
@@ -100,7 +101,7 @@ def test_a_saved_session_keeps_its_images(seeing: Path, picture: Path, tmp_path:
     assert not images.exists()
 
 
-@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("same", slow_except([False], [True, False]))
 def test_a_session_keeps_the_text_that_its_drafter_read(
     same: bool, seeing: Path, smol_path: Path, tmp_path: Path
 ) -> None:
@@ -122,7 +123,7 @@ def test_a_session_keeps_the_text_that_its_drafter_read(
     assert kept >= read - 8 > 128, "all but the last trees, whatever stands between"
 
 
-@pytest.mark.parametrize("continued", [False, True])
+@pytest.mark.parametrize("continued", slow_except([True], [False, True]))
 def test_another_projector_reads_the_images_of_a_session_again(
     continued: bool, seeing: Path, tmp_path: Path
 ) -> None:
@@ -152,7 +153,9 @@ def test_another_projector_reads_the_images_of_a_session_again(
             assert text == fresh or projector is None, "the images were read with the other projector"
 
 
-@pytest.mark.parametrize("family", ["qwen2vl", "qwen3vl"])  # whose positions have two kinds of sections
+@pytest.mark.parametrize(
+    "family", slow_except(["qwen3vl"], ["qwen2vl", "qwen3vl"])
+)  # whose positions have two kinds of sections
 def test_states_whose_positions_depend_on_images_wait_for_them(
     family: str, smol_path: Path, tmp_path: Path
 ) -> None:

@@ -476,6 +476,7 @@ def test_a_repository_is_planned_file_by_file(
     assert run(capsys, "models", "pull", REPO)[1] == out, "a single file here is meant"
 
 
+@pytest.mark.slow
 def test_a_repository_of_the_catalog_is_planned_without_a_network(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

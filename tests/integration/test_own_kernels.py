@@ -299,6 +299,7 @@ def test_more_texts_than_a_padded_pass_has_rows_share_one(
             assert answers[n].tokens == engine.generate(prompts[n], config, raw=True).tokens
 
 
+@pytest.mark.slow
 def test_first_layers_show_the_rule_of_a_streamed_model(own: library.NativeLibrary, gemma_path: Path) -> None:
     with load_in_least_memory(gemma_path, context=256) as engine:
         context, files = engine.target.context, ModelFiles.of(read_header(gemma_path))
