@@ -118,10 +118,8 @@ def _is_for_help(arguments: Sequence[str]) -> bool:
 def _warn_about_variables(arguments: Sequence[str]) -> None:
     if _is_for_help(arguments):
         return
-    from edgespec.cli.variables import warn_about_unknown
-
     command: Any = typer.main.get_command(app)
-    warn_about_unknown(command.commands, arguments[0])
+    settings.warn_about_unknown(command.commands, arguments[0])
 
 
 def _defaults_from_file(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:

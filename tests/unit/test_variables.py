@@ -12,7 +12,7 @@ import pytest
 import typer.main
 
 import edgespec
-from edgespec.cli import variables
+from edgespec.cli import config_file
 from edgespec.cli.main import app, main
 
 PREFIX = "EDGESPEC_"
@@ -78,7 +78,7 @@ def test_variables_of_loading_import_no_further_command(monkeypatch: pytest.Monk
 
 def test_every_variable_in_the_sources_is_known() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    known = set(variables._known(commands, "chat"))
+    known = set(config_file._known(commands, "chat"))
     found = set(_names_in(Path(edgespec.__file__).parent))
     assert {f"{PREFIX}CONFIG", f"{PREFIX}KERNELS", f"{PREFIX}MODELS_FOLDER"} <= found
     assert found <= known

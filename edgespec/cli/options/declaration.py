@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from edgespec.cli.completion import complete_draft, complete_model, complete_words
-from edgespec.cli.variables import variable_of
+from edgespec.cli.config_file import variable_of
 from edgespec.config import OPTIONS, TREES, Config, heading_of
 from edgespec.errors import ContradictionError, InvalidValueError
 

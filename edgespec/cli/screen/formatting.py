@@ -148,7 +148,7 @@ def count(number: int, name: str, plural: str = "") -> str:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows in columns, for results; nothing is truncated, so that paths can be copied."""
+    """Rows in columns, for results; see `ResultStream.table` for terminals."""
     lines = [tuple(map(one_line, row)) for row in ([headings, *rows] if headings else rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     text = (
