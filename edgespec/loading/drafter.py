@@ -29,8 +29,7 @@ from edgespec.measure.initial_costs import initial_costs
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.planning.draft_window import draft_window
-from edgespec.planning.exactness import max_nodes
-from edgespec.planning.plan import Plan
+from edgespec.planning.plan import Plan, max_nodes
 from edgespec.profiles.store import ProfileKeys
 from edgespec.profiles.table_file import TableFile
 from edgespec.speculation.drafters.base import Drafter, NoDrafter

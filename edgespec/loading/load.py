@@ -50,10 +50,9 @@ from edgespec.planning.adapters import read_adapters
 from edgespec.planning.decision import Decision, decide
 from edgespec.planning.devices.finding import PlacementRequest
 from edgespec.planning.drafter import find_drafter
-from edgespec.planning.files import read_model
+from edgespec.planning.files import read_model, reserved_projector
 from edgespec.planning.plan import Plan
 from edgespec.planning.planner import Planner
-from edgespec.planning.projector import reserved_projector
 from edgespec.profiles.store import ImageProfile, ProfileKeys, image_key
 from edgespec.profiles.updates import ProfileUpdates
 from edgespec.speculation.drafters.base import Drafter

@@ -33,10 +33,9 @@ from edgespec.models.gguf.footprint import cells_for
 from edgespec.offload.packing.index import packs_folder
 from edgespec.planning.adapters import refuse_streaming
 from edgespec.planning.devices.finding import UNPINNED
-from edgespec.planning.exactness import rule_searches
 from edgespec.planning.host_products import host_layers
 from edgespec.planning.pack_folders import pack_folders
-from edgespec.planning.plan import Plan
+from edgespec.planning.plan import Plan, rule_searches
 from edgespec.text.template import ChatTemplate
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 from edgespec.base.progress import Progress
 from edgespec.costs.curves import Curve
 from edgespec.machine.contention import ContentionWatch
-from edgespec.measure.samples import ROUNDS, TimingSamples
+from edgespec.measure.passes import ROUNDS, TimingSamples
 from edgespec.profiles.store import DraftProfile
 from edgespec.speculation.drafters.base import Drafter
 

@@ -7,9 +7,10 @@ size several times, in turns, so that a disturbance affects all sizes alike.
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,17 +22,44 @@ from edgespec.engine.target import Target
 from edgespec.llama.first_layers import FirstLayers
 from edgespec.llama.row_rule import FEW_PASSES
 from edgespec.machine.contention import ContentionWatch
-from edgespec.measure.samples import ROUNDS, TimingSamples
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.profiles.store import PassProfile
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.speculation.tree import TokenTree
 
+ROUNDS = 7  # measurements of each size for a full profile
 _TEXT = 32  # tokens before the rows that are timed
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512)
 _FEW_ROWS = (1, 4, 8, 16, 32, 56, 128, 512)  # if there is no time for several passes of each size
 _LEAST_ARITHMETIC = 0.01  # share of a pass: what waits for a busy disk leave cannot be less
 _LEAST_SIZES = 2  # of a full profile: one size alone does not say what more rows cost
+
+
+@dataclass
+class TimingSamples:
+    """Repeated timings by size, in seconds."""
+
+    seconds: dict[int, list[float]] = field(default_factory=dict)
+
+    def add(self, size: int, seconds: float) -> None:
+        """Add a measurement."""
+        self.seconds.setdefault(size, []).append(seconds)
+
+    def curve(self) -> Curve:
+        """The curve through the medians."""
+        return Curve.through((size, statistics.median(times)) for size, times in self.seconds.items())
+
+    @property
+    def spread(self) -> tuple[float, ...]:
+        """Half the interquartile range relative to the median, for each size."""
+        return tuple(_spread(self.seconds[size]) for size in sorted(self.seconds))
+
+
+def _spread(times: Sequence[float]) -> float:
+    if len(times) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(times, n=4)
+    return (high - low) / 2 / middle if middle > 0 else 0.0
 
 
 def quick_passes(target: Target, seconds: float, derived: Callable[[], Curve]) -> PassProfile:

@@ -1,13 +1,16 @@
-"""The files of a target and its drafter, checked before llama.cpp sees them."""
+"""The files of a target, its drafter and its projector, checked before llama.cpp sees them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from edgespec.base.option import named
+from edgespec.config import ModelConfig
 from edgespec.errors import UsageError
 from edgespec.heads.families import drafter_files, head_of
 from edgespec.heads.mtp import MTPHead, require_mtp
+from edgespec.images.facts import ProjectorFacts
+from edgespec.images.projector import find_projector, named_projector
 from edgespec.llama.runtime.vetting import require_loadable
 from edgespec.models.gguf.embedding import require_generation
 from edgespec.models.gguf.head_family import head_family
@@ -68,3 +71,19 @@ def read_mtp(target: ModelFiles) -> MTPLayers:
 
         require_draftable(MTPHead(layers), layers, target)
     return layers
+
+
+def reserved_projector(model: Path, config: ModelConfig) -> ProjectorFacts | None:
+    """The projector by which a model will read images for sure; None if nothing says that it will.
+
+    One that merely lies beside the model takes no memory from texts.
+
+    Raises:
+        ModelFileError: the file that was named is no projector of images, or none of this model.
+    """
+    if not config.reads_images:
+        return None
+    try:
+        return ProjectorFacts.of(find_projector(model, named_projector(config.mmproj)))
+    except UsageError:  # reading the first image says what is missing
+        return None

@@ -11,6 +11,7 @@ from edgespec.costs.planned_weights import PlannedWeights
 from edgespec.costs.planner import TargetPasses
 from edgespec.costs.sending import HostProducts
 from edgespec.generation.result import MemoryUse
+from edgespec.llama.row_rule import FREE, FREE_SPARING, MAX_PADDED_ROWS, SPARING, THOROUGH, Search
 from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.layers import ModelFiles, MTPLayers
 from edgespec.planning.devices.assignment import (
@@ -25,6 +26,8 @@ from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.memory.budget import MemoryPlan
 from edgespec.planning.memory.needs import ContextShape, MemoryNeeds
 from edgespec.planning.memory.stream_layout import StreamLayout
+
+_EXPERT_NODES = 8  # every node needs experts of its own, so that larger trees lose
 
 
 @dataclass(frozen=True)
@@ -195,3 +198,30 @@ def device_parts(
     if products is not None:
         parts.append(products.part(1 - sum(part.share for part in parts)))
     return parts
+
+
+def rule_searches(plan: Plan) -> tuple[Search, ...]:
+    """The searches for a row rule that are made for exact decoding, in order; empty if it was declined.
+
+    Own kernels compute alike with any number of rows. In memory, that makes decoding exact for nothing, so
+    they are tried even where exactness was not asked for.
+    """
+    if plan.exact:
+        slow = plan.memory.layout is not None or plan.machine.workers is not None
+        searches = (FREE_SPARING, SPARING) if slow else (FREE, THOROUGH)
+        return searches if plan.alone else searches[1:]
+    declined = plan.config.speculation.exact is not None
+    free = plan.memory.in_memory and plan.alone and plan.machine.own_kernels and not declined
+    return (FREE,) if free else ()
+
+
+def pads_rows(plan: Plan) -> bool:
+    """True if streamed passes are to be padded to the rows of exact decoding."""
+    return plan.streams and plan.exact and not plan.machine.own_kernels
+
+
+def max_nodes(plan: Plan) -> int:
+    """Nodes that a tree may have."""
+    fixed = plan.config.speculation.tree_budget is not None
+    nodes = _EXPERT_NODES if plan.holding.experts is not None and not fixed else plan.context.n_outputs
+    return min(nodes, MAX_PADDED_ROWS) if pads_rows(plan) else nodes

@@ -15,7 +15,7 @@ from edgespec.images.projector import find_projector
 from edgespec.images.reader import ImageReader
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.projectors import choose_projector, is_projector, projector_beside, projectors_around
-from edgespec.planning.projector import reserved_projector
+from edgespec.planning.files import reserved_projector
 from edgespec.planning.report.sight import (
     describe_projector,
     image_notes,

@@ -16,9 +16,8 @@ from edgespec.models.hub.inspection import InspectedModel
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.planning.adapters import refuse_streaming
 from edgespec.planning.decision import Finder, decide
-from edgespec.planning.exactness import max_nodes, pads_rows
 from edgespec.planning.pack_folders import pack_folders
-from edgespec.planning.plan import Plan
+from edgespec.planning.plan import Plan, max_nodes, pads_rows
 from edgespec.planning.planner import Planner
 from edgespec.planning.report.draft_costs import DraftCosts
 from edgespec.planning.report.memory_lines import memory_lines
