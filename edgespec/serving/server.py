@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
 import h11
 import uvicorn
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgespec.api.limits import Limits
-from edgespec.serving.app import Application
+from edgespec.api.refusals import RETRY_S, Refusal
+from edgespec.serving.app import Application, failure_at
 from edgespec.serving.model_router import ModelRouter
 
 _GRACE_S = 3
@@ -38,6 +43,38 @@ class _Connection(H11Protocol):
             super().send_400_response(msg)
         else:
             self.transport.close()
+
+
+@contextmanager
+def told_to_wait(sockets: Sequence[socket.socket]) -> Iterator[None]:
+    """A block during which requests are told that the model is being loaded."""
+    config = uvicorn.Config(
+        _say_that_it_loads,
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        log_level="error",
+        timeout_graceful_shutdown=1,
+        server_header=False,
+    )
+    server = uvicorn.Server(config)
+    # The server closes its sockets when it ends; connections to the others wait for the next server.
+    copies = [listener.dup() for listener in sockets]
+    answering = threading.Thread(target=server.run, kwargs={"sockets": copies}, name="meanwhile", daemon=True)
+    answering.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        answering.join()
+
+
+async def _say_that_it_loads(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer any request while the model is being loaded."""
+    text = "The model is being loaded."
+    refusal = Refusal(503, f"{text} Try again in {RETRY_S} seconds.", "model_loading", retry=True)
+    body = {"status": "loading", "reason": text} if scope["path"] == "/health" else None
+    await refusal.response(body or failure_at(scope["path"], refusal))(scope, receive, send)
 
 
 class Server(uvicorn.Server):

@@ -159,7 +159,7 @@ def serve(
         from edgespec.serving.model_router import ModelRouter
         from edgespec.serving.origins import checked_origin
         from edgespec.serving.request_log import request_logger
-        from edgespec.serving.server import Server
+        from edgespec.serving.server import Server, told_to_wait
     except ModuleNotFoundError as error:
         if error.name not in ("uvicorn", "starlette", "prometheus_client"):
             raise
@@ -193,7 +193,8 @@ def serve(
         found = find_models(named) if len(named) != 1 else []
         if len(found) <= 1:
             aliases = tuple(dict.fromkeys(alias or ()))
-            handler = options.handler(loading, name, aliases)
+            with told_to_wait(listeners):
+                handler = options.handler(loading, name, aliases)
             app = Application(handler, api_key=api_key, hosts=hosts, cors=cors)
             stack.callback(app.close)
             _say_what_is_served(handler, address, terminal)
