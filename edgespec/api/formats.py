@@ -39,9 +39,12 @@ def read_format(asked: Settings, form: ResponseFormat | None, limits: Limits) ->
     if pattern is not None or wanted.structural_tag is not None:
         raise UsageError("Structural tags and patterns of white space cannot be enforced.", "Leave them out.")
     grammars = (asked.grammar, asked.ebnf, asked.guided_grammar, wanted.grammar)
-    found = [Grammar("grammar", text) for text in grammars if text]
-    found += [Grammar("regex", text) for text in (asked.regex, asked.guided_regex, wanted.regex) if text]
-    found += [_choice(texts) for texts in (asked.guided_choice, wanted.choice) if texts]
+    found = [Grammar("grammar", text) for text in grammars if text]  # programs send an empty one for none
+    patterns = [text for text in (asked.regex, asked.guided_regex, wanted.regex) if text is not None]
+    choices = [texts for texts in (asked.guided_choice, wanted.choice) if texts is not None]
+    if not all(patterns) or not all(choices):
+        raise UsageError("A regular expression or a list of choices is empty.", "Leave it out.")
+    found += [Grammar("regex", text) for text in patterns] + [_choice(texts) for texts in choices]
     schemas = [asked.json_schema, asked.guided_json, wanted.json, _ANY_OBJECT if wanted.json_object else None]
     found += [_schema(schema) for schema in schemas if schema is not None]
     if form is not None and form.type != "text":

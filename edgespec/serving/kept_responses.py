@@ -60,7 +60,10 @@ def _page(items: list[dict[str, Any]], http: Request) -> dict[str, Any]:
     limit, after = asked.get("limit", str(_ITEMS)), asked.get("after")
     if not limit.isdecimal() or not 1 <= int(limit[:4]) <= _MAX_ITEMS:
         raise Refusal(400, f"limit must be from 1 to {_MAX_ITEMS}.")
-    if asked.get("order") != "asc":
+    order = asked.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise Refusal(400, "order must be asc or desc.")
+    if order == "desc":
         items = items[::-1]
     if after is not None:
         items = list(dropwhile(lambda item: item["id"] != after, items))[1:]

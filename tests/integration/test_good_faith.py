@@ -422,6 +422,7 @@ def test_kept_responses_are_read_referred_to_and_removed(server: Running) -> Non
     first = asked(server, RESPONSE, input="One")
     path = f"{RESPONSE}/{first['id']}"
     assert server.get(path) == (200, first)
+    assert server.get(f"{path}/input_items?order=up")[0] == 400
     status, page = server.get(f"{path}/input_items?limit=5&order=asc")
     assert status == 200
     assert [item["content"][0]["text"] for item in page["data"]] == ["One"]

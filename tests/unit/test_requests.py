@@ -133,6 +133,8 @@ def test_wrong_fields_are_named(body: dict[str, Any], message: str) -> None:
         {"min_tokens": 3, "response_format": {"type": "json_object"}},
         {"ignore_eos": True, "tools": [TOOL]},
         {"guided_regex": "a", "guided_choice": ["b"]},
+        {"guided_choice": []},
+        {"structured_outputs": {"regex": ""}},
         {"messages": [*HI, {"role": "assistant", "content": "A"}], "guided_regex": "a"},
     ],
     ids=lambda body: next(iter(body)),
