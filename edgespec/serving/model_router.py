@@ -22,6 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from edgespec.api import protocol
 from edgespec.api.completion_request import is_pattern
+from edgespec.api.endpoint import json_line
 from edgespec.api.limits import Limits
 from edgespec.api.refusals import Refusal, ShuttingDown, logged_refusal
 from edgespec.api.response_store import ResponseStore
@@ -42,6 +43,7 @@ from edgespec.serving.request_handler import until_disconnected
 
 _SIGN_OF_LIFE_S = 10.0
 _COMMENT = b": waiting for the model\n\n"
+_LINES = "application/x-ndjson"
 _EVENTS = b"text/event-stream; charset=utf-8"
 
 
@@ -88,6 +90,7 @@ class ModelRouter:
             *(Route(path, forward, methods=[method]) for method in ANSWERED for path in ANSWERED[method]),
             *(Route(path, self._describe, methods=["GET"]) for path in ("/props", "/slots")),
             *routes_of_responses(responses),
+            Route("/api/pull", self._pull, methods=["POST"]),
             *unsupported_routes(),
             Route("/v1/models", self._list),
             Route("/v1/models/{model:path}", self._show),
@@ -204,6 +207,16 @@ class ModelRouter:
             for one in model.app.handler.worker.card.running(model.names[0])["models"]
         ]
         return JSONResponse({"models": running})
+
+    async def _pull(self, http: HTTPRequest) -> Response:
+        """Say that a model is here, as programs ask before they use it; none is downloaded."""
+        try:
+            async with self.received(http) as (_, asked):
+                self._models.named(asked.name_of_model)
+        except Refusal as refusal:
+            return refusal.response(failure_at(http.url.path, refusal))
+        line = json_line({"status": "success"})
+        return Response(f"{line}\n" if asked.stream is not False else line, media_type=_LINES)
 
     async def _health(self, _http: HTTPRequest) -> Response:
         return JSONResponse({"status": "ok"})

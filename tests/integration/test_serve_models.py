@@ -85,6 +85,9 @@ def test_what_no_model_can_answer_is_refused_by_itself(server: Running, models: 
     assert server.get("/health")[0] == 200
     assert server.post("/api/show", {"model": models[1].stem})[0] == 200
     assert server.get("/v1/models/nosuch")[0] == 404
+    pull = {"model": models[1].stem, "stream": False}
+    assert server.post("/api/pull", pull) == (200, {"status": "success"})
+    assert server.post("/api/pull", {**pull, "model": "nosuch"})[0] == 404
 
 
 def test_a_model_that_cannot_be_loaded_is_an_error_for_its_requests(

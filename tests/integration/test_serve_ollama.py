@@ -137,7 +137,7 @@ def test_names_may_have_the_default_tag(client: ollama.Client) -> None:
         ("/api/chat", {"messages": SKY, "options": 7}, 400, "options"),
         ("/api/chat", {"messages": SKY, "format": 7}, 400, "format"),
         ("/api/embed", {"input": "x"}, 404, "makes no embeddings"),
-        ("/api/pull", {"model": "x"}, 501, "one model"),
+        ("/api/pull", {"model": "x"}, 501, "does not manage models"),
         ("/api/chat", {"messages": [{"role": "user", "content": "word " * 2000}]}, 400, "1024"),
     ],
 )
