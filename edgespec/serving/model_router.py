@@ -246,7 +246,7 @@ class _Forward:
         self._router = router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sender = _PatientSender(scope, send)
+        sender = PatientSender(scope, send)
         try:
             async with self._router.received(HTTPRequest(scope, receive)) as (content, asked):
                 sender.may_wait = asked.stream is True
@@ -280,7 +280,7 @@ class _Replayed:
         return {"type": "http.request", "body": body, "more_body": False}
 
 
-class _PatientSender:
+class PatientSender:
     """The sending side of a request, which begins a stream by itself if its model keeps it waiting.
 
     Only streams of server-sent events begin so, as these have comments. What goes wrong then is an event.

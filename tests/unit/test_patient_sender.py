@@ -1,0 +1,66 @@
+"""Streams of answers whose model is not there yet: comments, and an event if there will be no answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping
+from typing import Any
+
+import pytest
+
+from edgespec.serving import model_router
+from edgespec.serving.model_router import PatientSender
+
+_Message = MutableMapping[str, Any]
+
+
+def _sent(path: str, seconds: float, *answer: _Message, streams: bool = True) -> list[_Message]:
+    """What a client gets of an answer that begins after so many seconds."""
+    sent: list[_Message] = []
+
+    async def send(message: _Message) -> None:
+        sent.append(message)
+
+    async def work() -> None:
+        sender = PatientSender({"type": "http", "path": path}, send)
+        sender.may_wait = streams
+        async with sender.signs_of_life():
+            await asyncio.sleep(seconds)
+            for message in answer:
+                await sender(message)
+
+    asyncio.run(work())
+    return sent
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_router, "_SIGN_OF_LIFE_S", 0.02)
+
+
+_START: _Message = {"type": "http.response.start", "status": 200, "headers": [(b"x", b"y")]}
+_PIECE: _Message = {"type": "http.response.body", "body": b"data: {}\n\n", "more_body": False}
+_REFUSED: _Message = {"type": "http.response.start", "status": 503, "headers": []}
+_REASON: _Message = {"type": "http.response.body", "body": b'{"error": {}}'}
+
+
+def test_an_answer_that_comes_at_once_is_passed_on() -> None:
+    assert _sent("/v1/chat/completions", 0, _START, _PIECE) == [_START, _PIECE]
+
+
+def test_a_stream_that_waits_begins_with_comments() -> None:
+    start, *comments, last = _sent("/v1/chat/completions", 0.2, _START, _PIECE)
+    assert (start["type"], start["status"]) == ("http.response.start", 200)
+    assert {(one["body"][:1], one["more_body"]) for one in comments} == {(b":", True)}
+    assert last == _PIECE
+
+
+def test_a_refusal_behind_comments_is_an_event() -> None:
+    start, *_, last = _sent("/v1/messages", 0.2, _REFUSED, _REASON)
+    assert start["status"] == 200
+    assert last["body"] == b'data: {"error": {}}\n\n'
+
+
+@pytest.mark.parametrize(("path", "streams"), [("/api/chat", True), ("/v1/chat/completions", False)])
+def test_answers_that_cannot_have_comments_wait_for_their_status(path: str, streams: bool) -> None:
+    assert _sent(path, 0.2, _REFUSED, _REASON, streams=streams) == [_REFUSED, _REASON]
