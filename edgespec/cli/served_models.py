@@ -1,4 +1,4 @@
-"""The models of `edgespec serve`, set up with its options: one that is loaded at once, or several."""
+"""Sets up the models of `edgespec serve` with its options: one that is loaded at once, or several."""
 
 from __future__ import annotations
 

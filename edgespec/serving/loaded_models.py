@@ -1,4 +1,4 @@
-"""Which of a server's models are in memory: as many as fit, and the least recently used leave for others."""
+"""Keeps as many models of a server in memory as fit; the least recently used leave for others."""
 
 from __future__ import annotations
 

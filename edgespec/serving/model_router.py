@@ -1,4 +1,4 @@
-"""The application of a server with several models: each has an application of its own, chosen by its name."""
+"""Serves several models: each has an application of its own, and the name in a request chooses it."""
 
 from __future__ import annotations
 
