@@ -176,8 +176,8 @@ def test_bad_input_is_explained(engine: Engine, smol_path: Path, tmp_path: Path)
     assert "context=2048" in long.value.hint
     with pytest.raises(ModelFileError, match=r"missing\.gguf"):
         edgespec.load(tmp_path / "missing.gguf")
-    with pytest.raises(ModelFileError, match="There is no model 'smollm2'"):
-        edgespec.load("smollm2")
+    with pytest.raises(ModelFileError, match="There is no model 'smollm9'"):
+        edgespec.load("smollm9")
     with pytest.raises(MemoryLimitError, match=r"needs .* of memory"):
         edgespec.load(smol_path, memory=10 << 20)
     with pytest.raises(MemoryLimitError, match=r"a context of 9000000 tokens needs .* GiB of memory"):
