@@ -74,7 +74,7 @@ class LoadedModels:
             if names_model(name, model.names):
                 return model
         there = ", ".join(name for model in self.models for name in model.names if not is_pattern(name))
-        raise Refusal(404, f"There is no model {name!r} here. There are: {there}.", "model_not_found")
+        raise Refusal(404, f"There is no model {name[:80]!r} here. There are: {there}.", "model_not_found")
 
     @asynccontextmanager
     async def turn(

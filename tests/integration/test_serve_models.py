@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.program import run_here
 from tests.serving import CHAT, Running, started
 from tests.waiting import wait_until
 
@@ -88,6 +89,12 @@ def test_what_no_model_can_answer_is_refused_by_itself(server: Running, models: 
     pull = {"model": models[1].stem, "stream": False}
     assert server.post("/api/pull", pull) == (200, {"status": "success"})
     assert server.post("/api/pull", {**pull, "model": "nosuch"})[0] == 404
+
+
+def test_a_name_for_several_models_is_refused(models: list[Path]) -> None:
+    done = run_here("serve", *map(str, models), "--name", "one", "--port", "0")
+    assert done.returncode == 2
+    assert "for one model, and several are served" in done.stderr
 
 
 def test_a_model_that_cannot_be_loaded_is_an_error_for_its_requests(

@@ -199,6 +199,11 @@ def serve(
             stack.callback(app.close)
             _say_what_is_served(handler, address, terminal)
         else:
+            if name or alias or mmproj:
+                raise UsageError(
+                    "--name, --alias and --mmproj are for one model, and several are served.",
+                    "Leave them out.",
+                )
             responses = ResponseStore()
             models = options.offered(loading, found, responses)
             app = ModelRouter(models, limits, responses, api_key=api_key, hosts=hosts, cors=cors)
