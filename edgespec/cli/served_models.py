@@ -102,6 +102,9 @@ class ServingOptions:
         # A device that has failed is left out when the model is loaded again.
         again = loading.with_(leave_out_missing=True)
         path = catalog.find(loading.model.name)
+        card = None  # a loaded model has its own
+        if memory is not None:
+            card = ModelCard(path, loading.model.context, ["embedding" if embeds else "completion"])
 
         def limited() -> Config:
             most = memory() if memory is not None else None
@@ -121,7 +124,7 @@ class ServingOptions:
                 self.terminal.warn,
                 parallel=self.parallel,
                 keep_alive=self.idle_s,
-                card=ModelCard(path, loading.model.context, ["embedding"]),
+                card=card,
             )
             return EmbeddingHandler(
                 worker, name or display_name(path), self.limits, aliases=aliases, on_request=self.on_request
@@ -139,7 +142,7 @@ class ServingOptions:
             self.terminal.warn,
             parallel=self.parallel,
             keep_alive=self.idle_s,
-            card=ModelCard(path, loading.model.context, ["completion"]),
+            card=card,
         )
         return CompletionHandler(
             answering,

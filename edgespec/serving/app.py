@@ -91,12 +91,8 @@ class Application:
             Route("/metrics", self._metrics),
         ]
         self._app = guarded(routes, api_key=api_key, hosts=hosts, cors=cors)
-        # The names under /v1: clients whose base URL lacks it, or has it twice, are served too.
-        self._names_in_v1 = {route.path.split("/")[2] for route in routes if route.path.startswith("/v1/")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            scope["path"] = served_path(scope["path"], self._names_in_v1)
         await self._app(scope, receive, send)
 
     @property
@@ -168,7 +164,7 @@ class Application:
         return Response(page, headers={"content-type": content_type})
 
 
-def served_path(path: str, in_v1: Collection[str]) -> str:
+def _served_path(path: str, in_v1: Collection[str]) -> str:
     """The path that a request means: single slashes, none at the end, and one /v1 where it belongs.
 
     Args:
@@ -183,7 +179,7 @@ def served_path(path: str, in_v1: Collection[str]) -> str:
 
 def guarded(
     routes: list[Route], *, api_key: str | None, hosts: list[str] | None, cors: str | None
-) -> Starlette:
+) -> ASGIApp:
     """An application with these routes that answers those who may ask; see `Application`."""
     middleware = [Middleware(HostCheck, allowed=hosts)] if hosts else []
     middleware += origin_checks(cors)
@@ -191,7 +187,16 @@ def guarded(
         middleware.append(Middleware(_RequireKey, api_key=api_key))
     refuse = _NoSuchRoute(routes)
     handlers: dict[Any, Any] = {404: refuse, 405: refuse, 500: _bug}
-    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    # The names under /v1: clients whose base URL lacks it, or has it twice, are served too.
+    in_v1 = {route.path.split("/")[2] for route in routes if route.path.startswith("/v1/")}
+
+    async def at_served_path(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope["path"] = _served_path(scope["path"], in_v1)
+        await app(scope, receive, send)
+
+    return at_served_path
 
 
 def _endpoints(model: str, responses: ResponseStore) -> dict[str, Endpoint]:

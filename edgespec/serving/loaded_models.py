@@ -31,6 +31,11 @@ class OfferedModel:
     used_at: float = field(default=0.0, init=False)
 
     @property
+    def listed(self) -> list[str]:
+        """The names that clients are shown."""
+        return [name for name in self.names if not is_pattern(name)]
+
+    @property
     def is_loaded(self) -> bool:
         """True if it takes memory now."""
         return self.app is not None and self.in_memory and not self.app.handler.worker.asleep
@@ -73,7 +78,7 @@ class LoadedModels:
         for model in self.models:
             if names_model(name, model.names):
                 return model
-        there = ", ".join(name for model in self.models for name in model.names if not is_pattern(name))
+        there = ", ".join(name for model in self.models for name in model.listed)
         raise Refusal(404, f"There is no model {name[:80]!r} here. There are: {there}.", "model_not_found")
 
     @asynccontextmanager

@@ -21,7 +21,6 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from edgespec.api import protocol
-from edgespec.api.completion_request import is_pattern
 from edgespec.api.endpoint import json_line
 from edgespec.api.limits import Limits
 from edgespec.api.refusals import Refusal, ShuttingDown, logged_refusal
@@ -31,7 +30,6 @@ from edgespec.serving.app import (
     Application,
     failure_at,
     guarded,
-    served_path,
     unsupported_routes,
 )
 from edgespec.serving.kept_responses import routes_of_responses
@@ -104,11 +102,8 @@ class ModelRouter:
             Route(PAGE, Page().answer),
         ]
         self._app = guarded(routes, api_key=api_key, hosts=hosts, cors=cors)
-        self._names_in_v1 = {route.path.split("/")[2] for route in routes if route.path.startswith("/v1/")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            scope["path"] = served_path(scope["path"], self._names_in_v1)
         await self._app(scope, receive, send)
 
     @property
@@ -181,7 +176,7 @@ class ModelRouter:
         return _Passed(app, content)
 
     async def _list(self, _http: HTTPRequest) -> Response:
-        data = [self._about(name, model) for model in self._models.models for name in _listed(model)]
+        data = [self._about(name, model) for model in self._models.models for name in model.listed]
         return JSONResponse({"object": "list", "data": data})
 
     async def _show(self, http: HTTPRequest) -> Response:
@@ -352,15 +347,11 @@ class _MetricsOfAll(Collector):
         yield from merged.values()
 
 
-def _listed(model: OfferedModel) -> list[str]:
-    return [name for name in model.names if not is_pattern(name)]
-
-
 def _tags_of(model: OfferedModel) -> list[dict[str, Any]]:
     """The model under all its names, as Ollama's clients list it; without details until it is used."""
     if model.app is not None:
-        return list(model.app.handler.worker.card.tags(_listed(model))["models"])
-    return [{"name": name, "model": name, "size": model.needs} for name in _listed(model)]
+        return list(model.app.handler.worker.card.tags(model.listed)["models"])
+    return [{"name": name, "model": name, "size": model.needs} for name in model.listed]
 
 
 async def _version(_http: HTTPRequest) -> Response:
