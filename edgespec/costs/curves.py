@@ -48,7 +48,10 @@ class Curve:
         return self.rows[within] + int((limit - self.seconds[within]) / steep)
 
     def moved(self, rows: float, seconds: float, rate: float) -> Curve:
-        """The curve moved a fraction `rate` of the way towards an observed point, neighbours included."""
+        """The curve moved a fraction `rate` of the way towards an observed point, neighbours included.
+
+        Points that it passes move along: fewer rows take no longer than these, and more rows no less time.
+        """
         off = rate * (seconds - self.at(rows))
         if rows <= self.rows[0] or len(self.rows) == 1:
             shares = {0: 1.0}
@@ -58,6 +61,8 @@ class Curve:
             norm = (1 - part) ** 2 + part**2
             shares = {left: (1 - part) / norm, left + 1: part / norm}
         moved = [max(s + off * shares.get(i, 0.0), 0.0) for i, s in enumerate(self.seconds)]
+        if off < 0:
+            return Curve(self.rows, tuple(accumulate(reversed(moved), min))[::-1])
         return Curve(self.rows, tuple(accumulate(moved, max)))
 
     def reaching(self, rows: int) -> Curve:

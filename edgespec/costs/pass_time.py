@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from edgespec.costs.curves import Curve
 
@@ -23,10 +24,17 @@ _OVERLAPS = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
 class RoundCosts:
     """The times of drafting and verifying for one pair of models, as far as tree sizes depend on them."""
 
-    verify: Curve  # seconds of a round without its draft, by nodes of the tree
+    compute: Curve  # seconds of a round without its draft and without reading, by nodes of the tree
     # seconds of a draft step that reads one node; None where drafting takes next to no time
     step_s: float | None = None
     row_s: float = 0.0  # seconds that each further node of a step adds
+    read_s: float = 0.0  # seconds of reading streamed weights; see pass_seconds
+    overlap: float = math.inf
+
+    @cached_property
+    def verify(self) -> Curve:
+        """Seconds of a round without its draft, by nodes of the tree."""
+        return streamed_curve(self.compute, self.read_s, self.overlap)
 
 
 def pass_seconds(read_s: float, compute_s: float, overlap: float = math.inf) -> float:
@@ -88,9 +96,16 @@ def read_seconds(
     return (streamed_bytes - min(ring_bytes, read_rate * drafting_s)) / read_rate
 
 
-def streamed_curve(compute: Curve, streamed_bytes: int, read_rate: float) -> Curve:
-    """Seconds of passes by rows, where reading and arithmetic hide each other completely."""
-    return compute.floored(read_seconds(streamed_bytes, read_rate)) if streamed_bytes else compute
+def streamed_curve(compute: Curve, read_s: float, overlap: float = math.inf) -> Curve:
+    """Seconds of passes by rows; see `pass_seconds`."""
+    if not read_s:
+        return compute
+    floored = compute.floored(read_s)
+    corner = floored.knee(0.0)
+    near = {max(corner * quarters // 4, 1) for quarters in (2, 3, 5, 6)} if overlap < math.inf else set()
+    return Curve.through(
+        (rows, pass_seconds(read_s, compute.at(rows), overlap)) for rows in {*floored.rows, *near}
+    )
 
 
 def draft_seconds(step: Curve, steps: float, rows: float, max_rows: float = math.inf) -> float:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from edgespec.base.progress import Progress
 from edgespec.costs.curves import Curve
-from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, RoundCosts, even_step, streamed_curve
+from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, RoundCosts, even_step, read_seconds
 from edgespec.engine.target import Target
 from edgespec.llama.first_layers import FirstLayers
 from edgespec.measure.derived_passes import DerivedPasses
@@ -81,10 +81,12 @@ def initial_costs(
         drafts = quicker(drafts, quick_steps(drafter, width, target.context.n_threads))
         if drafts is not None:
             store.put(keys.drafts, drafts)
-    verify = streamed_curve(passes.compute, n_bytes, passes.read_rate)
+    read_s = read_seconds(n_bytes, passes.read_rate)
+    costs = RoundCosts(passes.compute, read_s=read_s, overlap=passes.overlap)
     if drafts is None:
-        return RoundCosts(verify)
-    return RoundCosts(verify, *even_step(drafts.step, width, drafts.overhead))
+        return costs
+    step_s, row_s = even_step(drafts.step, width, drafts.overhead)
+    return replace(costs, step_s=step_s, row_s=row_s)
 
 
 def _known_rate(target: Target, store: ProfileStore) -> float:

@@ -443,7 +443,7 @@ def test_a_known_cost_that_was_wrong_is_corrected() -> None:
 def test_large_trees_teach_nothing_wrong_about_small_ones() -> None:
     """A quick measurement ends at 56 rows; what larger trees take is extrapolated, and corrected by them."""
     quick = Curve.through([(1, 1.0), (8, 1.0), (32, 1.0), (56, 1.3)])
-    cost = OnlineCostCurve(quick, 128)
+    cost = OnlineCostCurve(RoundCosts(quick), 128)
     for _ in range(60):
         cost.add(128, 6.0)
     assert cost.nodes_within(1, 0.3) == 56
@@ -453,7 +453,7 @@ def test_large_trees_teach_nothing_wrong_about_small_ones() -> None:
 
 def test_the_first_large_pass_shows_most_of_what_its_rows_cost() -> None:
     """A streamed answer may end after six passes, so its sizes cannot wait for many of them."""
-    cost = OnlineCostCurve(Curve.through([(1, 2.2), (16, 2.2), (64, 2.25)]), 88)
+    cost = OnlineCostCurve(RoundCosts(Curve.through([(1, 2.2), (16, 2.2), (64, 2.25)])), 88)
     cost.add(88, 3.6)
     assert cost.slope is not None
     assert cost.slope > 0.5 * (3.6 - 2.2) / (88 - 16)
@@ -549,3 +549,17 @@ def test_trees_that_keep_their_size_take_the_rows_that_are_free() -> None:
 def test_trees_that_keep_their_size_keep_to_the_limits(budget: int, step_s: float, chain: bool) -> None:
     costs = replace(STREAMED, step_s=step_s)
     assert 1 < fixed_nodes(16, costs, TreeLimits(budget, depth=budget), chain=chain) <= budget
+
+
+def test_a_disk_that_was_believed_slow_is_corrected_by_trees_alone() -> None:
+    """No plain pass is needed to see that reading takes less than it did beforehand."""
+    costs = RoundCosts(Curve.through([(1, 0.2), (128, 2.2)]), step_s=0.01, read_s=9.0, overlap=4.0)
+    cost = OnlineCostCurve(costs, 96)
+    assert cost.free >= 96
+    for _ in range(6):
+        cost.add(96, 1.8, wait_s=0.05)
+    assert cost.expected(1) < 2.2
+    for _ in range(6):
+        cost.add(40, 1.3, wait_s=0.5)
+    assert cost.expected(1) == pytest.approx(1.3, rel=0.1)
+    assert cost.expected(96) == pytest.approx(1.8, rel=0.1)

@@ -121,14 +121,15 @@ def _report(found: FullProfile) -> str:
 
 
 def _passes(passes: PassProfile, streamed: int) -> str:
+    from edgespec.costs.pass_time import read_seconds, streamed_curve
+
     curve = passes.compute
-    read_s = streamed / passes.read_rate if passes.read_rate else 0.0
+    whole = streamed_curve(curve, read_seconds(streamed, passes.read_rate), passes.overlap)
     headings = ("PASS, ROWS", "COMPUTE", "SPREAD", *(("WITH THE DISK",) if streamed else ()))
     rows = []
     for row, seconds, spread in zip(curve.rows, curve.seconds, passes.spread, strict=False):
         line = (str(row), readable_duration(seconds), f"{spread:.0%}")
-        rows.append((*line, readable_duration(max(seconds, read_s))) if streamed else line)
-    whole = curve.floored(read_s)
+        rows.append((*line, readable_duration(whole.at(row))) if streamed else line)
     knee = f"Up to {whole.knee(0.1)} rows a pass takes about as long as one row."
     if streamed:
         knee += f" It reads {readable(streamed)} at {_rate(passes.read_rate)}."

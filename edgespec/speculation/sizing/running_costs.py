@@ -11,8 +11,7 @@ import sys
 from bisect import bisect_right
 from collections import Counter
 
-from edgespec.costs.curves import Curve
-from edgespec.costs.pass_time import even_draft_seconds
+from edgespec.costs.pass_time import RoundCosts, even_draft_seconds, read_seconds_within, streamed_curve
 from edgespec.generation.result import PassRecord
 
 _DISTURBED, _WRONG = 1.5, 3.0  # times the seconds that were expected: another program disturbed a pass if it
@@ -25,14 +24,20 @@ _MORE = 1.2  # how much more than that is believed to be hidden
 
 
 class OnlineCostCurve:
-    """A measured curve of seconds by nodes, moved by every pass.
+    """Seconds of passes by nodes as they were measured, moved by every pass.
+
+    The arithmetic and the reading of streamed weights are learned apart: a pass that waited for the disk says
+    how long reading takes, and any other one that reading takes no longer than the pass.
 
     Args:
+        costs: what was measured beforehand.
         most: nodes of a tree.
     """
 
-    def __init__(self, curve: Curve, most: int) -> None:
-        self._curve = curve.reaching(most)
+    def __init__(self, costs: RoundCosts, most: int) -> None:
+        self._compute = costs.compute.reaching(most)
+        self._read_s, self._overlap = costs.read_s, costs.overlap
+        self._curve = streamed_curve(self._compute, self._read_s, self._overlap)
         self._most = most
         self._passes: Counter[int] = Counter()  # by the number of bits of their nodes
         self._is_slow = False  # the latest one was
@@ -66,14 +71,25 @@ class OnlineCostCurve:
         # Over the whole rest of the curve: between two points it may be level by chance.
         return (self._curve.at(self._most) - self._curve.at(free)) / (self._most - free)
 
-    def add(self, nodes: int, seconds: float) -> None:
-        """Learn from a pass."""
+    def add(self, nodes: int, seconds: float, wait_s: float = 0.0) -> None:
+        """Learn from a pass.
+
+        Args:
+            wait_s: the part of its seconds in which it waited for weights.
+        """
         # Streamed answers have few passes, and the first shows whether the disk hides what so many rows cost.
         size = nodes.bit_length()
         rate = max(1 / (_PRIOR_PASSES + self._passes[size] + 1), _CORRECTION)
         self._passes[size] += 1
         # A pass that another program disturbed says little.
-        self._curve = self._curve.moved(nodes, min(seconds, 2 * self._curve.at(nodes)), rate)
+        seconds = min(seconds, 2 * self._curve.at(nodes))
+        busy_s = max(seconds - wait_s, 0.0) if self._read_s else seconds
+        self._compute = self._compute.moved(nodes, busy_s, rate)
+        read_s = read_seconds_within(seconds, self._compute.at(nodes), self._overlap)
+        if self._read_s and read_s is not None:
+            self._read_s += rate * (read_s - self._read_s)
+        self._read_s = min(self._read_s, seconds)
+        self._curve = streamed_curve(self._compute, self._read_s, self._overlap)
 
 
 class DecayedLinearFit:
@@ -103,7 +119,7 @@ class DecayedLinearFit:
         """Return the seconds: a line says too little of what is usual."""
         return seconds
 
-    def add(self, nodes: int, seconds: float) -> None:
+    def add(self, nodes: int, seconds: float, wait_s: float = 0.0) -> None:
         """Learn from a round."""
         self._n = _FADE * self._n + 1
         self._x = _FADE * self._x + nodes

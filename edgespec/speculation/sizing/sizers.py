@@ -86,7 +86,7 @@ class AdaptiveSizer:
         self.most = most
         self._first = first
         self._costs = costs
-        self._cost = OnlineCostCurve(costs.verify, most.budget) if costs else DecayedLinearFit()
+        self._cost = OnlineCostCurve(costs, most.budget) if costs else DecayedLinearFit()
         self._steps = StepCosts(costs.step_s if costs else None, costs.row_s if costs else 0.0)
         self._ahead = ReadAhead()
         self._usual = _expected_round(costs, most, USUAL_AGREEMENT) if costs else None
@@ -144,7 +144,7 @@ class AdaptiveSizer:
         rows, draft_s = record.nodes + other_rows, record.draft_s if record.draft_steps else 0.0
         pass_s = record.recurring_s - draft_s
         expected_s = self._cost.expected(rows)
-        self._cost.add(rows, pass_s)
+        self._cost.add(rows, pass_s, record.wait_s)
         if record.draft_steps:
             self._steps.add(record)
             self._ahead.add(record)
@@ -155,6 +155,7 @@ class AdaptiveSizer:
             estimate = self._estimate(sequences)
             if record.nodes > sequences:
                 pass_s = self._cost.undisturbed(rows, pass_s)
+                estimate.limit_baseline(self._cost.expected(sequences))
             estimate.add(record, sequences, pass_s + draft_s, pass_s - (expected_s or pass_s))
 
     def _estimate(self, sequences: int) -> _SpeedupEstimate:
@@ -263,6 +264,11 @@ class _SpeedupEstimate:
     def is_in_doubt(self) -> bool:
         """True if rounds took longer than expected, and a plain pass has to show whether all passes do."""
         return self._surplus_s > _DOUBT * (self.baseline_pass_s or math.inf)
+
+    def limit_baseline(self, seconds: float | None) -> None:
+        """Believe no plain pass to take longer than this, because larger passes did not."""
+        if seconds and self.baseline_pass_s:
+            self.baseline_pass_s = min(self.baseline_pass_s, seconds)
 
     def add(self, record: PassRecord, sequences: int, drafted_s: float, surplus_s: float) -> None:
         """Learn from a round.
