@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from typing import Any
 
 from edgespec.api import protocol, response_items, responses
 from edgespec.api.completion_request import CompletionRequest, TranslatedRequest, translated
 from edgespec.api.endpoint import Event, PromptEndpoint, ResponseBuilder
 from edgespec.api.messages import Call, CalledFunction, ChatMessage, read_messages
+from edgespec.api.refusals import Refusal
 from edgespec.api.response_store import ResponseStore
 from edgespec.api.warnings import Warnings
 from edgespec.generation.result import Generation
@@ -53,9 +56,13 @@ class ResponsesEndpoint(PromptEndpoint):
     def response_builder(
         self, request: CompletionRequest, *, model: str, prompt_tokens: int, context: Any
     ) -> ResponseBuilder:
-        asked = context.asked
-
         def keep(response: Event, answer: Generation) -> None:
+            if context.conversation is not None:
+                with suppress(Refusal):  # it was removed meanwhile
+                    items = [*json.loads(context.asked)["input"], *response["output"]]
+                    self._store.conversations.add(context.conversation, items)
+            if not context.is_kept:
+                return
             calls = [Call(c.id, CalledFunction(c.name, c.arguments)) for c in answer.tool_calls]
             told = ChatMessage(
                 role="assistant",
@@ -63,7 +70,7 @@ class ResponsesEndpoint(PromptEndpoint):
                 tool_calls=calls,
                 reasoning_content=answer.reasoning,
             )
-            self._store.keep(response, asked, *read_messages([told], Warnings()))
+            self._store.keep(response, context.asked, *read_messages([told], Warnings()))
 
         return response_items.ResponsesBuilder(
             model=model,
@@ -71,5 +78,6 @@ class ResponsesEndpoint(PromptEndpoint):
             warnings=request.warnings,
             custom_tools=request.custom_tools,
             previous=context.previous,
-            keep=None if asked is None else keep,
+            conversation=context.conversation,
+            keep=keep,
         )

@@ -33,7 +33,7 @@ class ResponsesBuilder:
         warnings: what of the request has no effect.
         config: the settings in force.
         custom_tools: names of tools that take a text.
-        previous: the id of the response that is continued; None if none is.
+        previous, conversation: the id of the response or conversation that is continued; None if none is.
         keep: called with the whole response and the answer.
     """
 
@@ -45,6 +45,7 @@ class ResponsesBuilder:
         warnings: Sequence[str] = (),
         custom_tools: Collection[str] = (),
         previous: str | None = None,
+        conversation: str | None = None,
         keep: Callable[[Event, Generation], None] | None = None,
     ) -> None:
         self._head: Event = {
@@ -56,6 +57,7 @@ class ResponsesBuilder:
             "incomplete_details": None,
             "instructions": None,
             "previous_response_id": previous,
+            "conversation": None if conversation is None else {"id": conversation},
             "metadata": {},
             "parallel_tool_calls": config.parallel_tool_calls,
             "tool_choice": _choice(config.tool_choice),

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from edgespec.api.conversations import Conversations
 from edgespec.api.messages import Message
 from edgespec.api.refusals import Refusal
 from edgespec.base.latest import LatestValues
@@ -19,11 +20,16 @@ Event = dict[str, Any]
 
 
 class ResponseStore:
-    """Responses by their ids; any thread may use it. The least recently used is dropped first."""
+    """Responses by their ids; any thread may use it. The least recently used is dropped first.
+
+    Attributes:
+        conversations: which requests may continue, too.
+    """
 
     def __init__(self) -> None:
         self._kept: LatestValues[bytes] = LatestValues(_MAX_BYTES, _MAX_RESPONSES)
         self._places: LatestValues[str] = LatestValues(_MAX_ITEMS, _MAX_ITEMS)  # response of each item
+        self.conversations = Conversations()
 
     def keep(self, response: Event, asked: bytes, answer: Mapping[str, Any]) -> None:
         """Keep a response.

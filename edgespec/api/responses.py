@@ -19,6 +19,7 @@ from edgespec.api.messages import (
     CalledFunction,
     CalledTool,
     ChatMessage,
+    Message,
     Role,
     read_messages,
 )
@@ -107,7 +108,9 @@ class ResponseContext:
     """The parts of a request that its response needs, besides the prompt."""
 
     previous: str | None  # the id of the response that is continued
-    asked: bytes | None  # what the store keeps of the request; None if the response is not to be kept
+    conversation: str | None  # the id of the conversation that is continued
+    asked: bytes  # what is kept of the request
+    is_kept: bool  # the response is to be kept
 
 
 def as_chat(body: object, warnings: Warnings, store: ResponseStore) -> TranslatedRequest:
@@ -121,11 +124,7 @@ def as_chat(body: object, warnings: Warnings, store: ResponseStore) -> Translate
         Refusal: an earlier response is not kept, or an item of one.
     """
     fields = read_fields(body, ResponsesBody, warnings)
-    if fields.conversation is not None:
-        raise UsageError(
-            "Conversations are not stored on the server.",
-            "Use 'previous_response_id', or send the conversation as 'input'.",
-        )
+    conversation = _conversation_of(fields)
     for item in fields.include:
         if item != _INCLUDED:
             warnings.ignored(f"include {item}")
@@ -142,12 +141,15 @@ def as_chat(body: object, warnings: Warnings, store: ResponseStore) -> Translate
     # Instructions are only for this response: the next one has its own.
     messages = read_messages([*told, *asked], warnings)
     place = max(0, len(messages) - len(asked))
-    previous = store.conversation(fields.previous_response_id) if fields.previous_response_id else []
+    previous: Sequence[Message] = ()
+    if fields.previous_response_id:
+        previous = store.conversation(fields.previous_response_id)
+    elif conversation is not None and (items := store.conversations.items(conversation, to_continue=True)):
+        previous = read_messages(_messages("conversation", items, Warnings()), Warnings())
     kept = [*previous, *messages[place:]]
-    asked_of = None
-    if fields.store:  # as it came: images are no JSON later
-        asked_of = json.dumps({"messages": kept, "input": _named_items(given)}).encode()
-    context = ResponseContext(fields.previous_response_id or None, asked_of)
+    # As it came: images are no JSON later.
+    asked_of = json.dumps({"messages": kept, "input": _named_items(given)}).encode()
+    context = ResponseContext(fields.previous_response_id or None, conversation, asked_of, fields.store)
     chat = fields.as_kind(
         CompletionFields,
         max_tokens=fields.max_output_tokens,
@@ -156,6 +158,30 @@ def as_chat(body: object, warnings: Warnings, store: ResponseStore) -> Translate
         continue_final_message=False,  # the answer is a new item
     )
     return TranslatedRequest(chat, [*messages[:place], *kept], warnings, context)
+
+
+def checked_items(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items that a client adds to a conversation, each with an id.
+
+    Raises:
+        UsageError: one has another form.
+    """
+    if given:
+        read_messages(_messages("items", given, Warnings()), Warnings())
+    return _named_items(given)
+
+
+def _conversation_of(fields: ResponsesBody) -> str | None:
+    """The id of the conversation that a request continues; None if it names none."""
+    given = fields.conversation
+    if given is None:
+        return None
+    identifier = given.get("id") if isinstance(given, dict) else given
+    if not isinstance(identifier, str) or not identifier:
+        raise UsageError("conversation must be the id of a conversation, or an object with this id.")
+    if fields.previous_response_id:
+        raise UsageError("A request continues a conversation or a response, not both.", "Name one of them.")
+    return identifier
 
 
 def _with_items(given: str | list[dict[str, Any]], store: ResponseStore) -> str | list[dict[str, Any]]:
@@ -172,13 +198,17 @@ def _refers(item: Mapping[str, Any]) -> bool:
 
 
 def _named_items(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items of a request, each with an id."""
+    """The items of a request, each with an id, and texts of messages as parts."""
     if isinstance(given, str):
-        given = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
-    return [
-        item if isinstance(item.get("id"), str) else {**item, "id": f"item_{uuid.uuid4().hex}"}
-        for item in given
-    ]
+        given = [{"role": "user", "content": given}]
+    named = []
+    for item in given:
+        named.append(item if isinstance(item.get("id"), str) else {**item, "id": f"item_{uuid.uuid4().hex}"})
+        if isinstance(item.get("content"), str) and item.get("type") in (None, *_MESSAGES):
+            kind = "output_text" if item.get("role") == "assistant" else "input_text"
+            part = {"type": kind, "text": item["content"]}
+            named[-1] = {"type": "message", **named[-1], "content": [part]}
+    return named
 
 
 def _messages(name: str, given: str | list[dict[str, Any]], warnings: Warnings) -> list[ChatMessage]:

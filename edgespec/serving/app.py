@@ -27,7 +27,7 @@ from edgespec.models.gguf.embedding import no_embeddings
 from edgespec.serving.anthropic.endpoints import MessagesEndpoint
 from edgespec.serving.completion_handler import CompletionHandler
 from edgespec.serving.embeddings import EmbeddingHandler
-from edgespec.serving.kept_responses import routes_of_responses
+from edgespec.serving.kept import routes_to_kept
 from edgespec.serving.keys import keys_in
 from edgespec.serving.llamacpp import NativeEndpoint, properties, slots, with_template
 from edgespec.serving.model_worker import ModelWorker
@@ -247,7 +247,7 @@ def _answering(handler: CompletionHandler | EmbeddingHandler, responses: Respons
     answers = [_route(path, handler, endpoint) for path, endpoint in prompts.items()]
     answers.append(Route("/tokenizer_info", _Answers(handler, DirectEndpoint(tokenizer_info))))
     refuse = _Refuse(Refusal(404, str(no_embeddings(model)), "no_embeddings"))
-    answers += routes_of_responses(responses)
+    answers += routes_to_kept(responses, handler.limits, handler.bodies)
     return answers + [Route(path, refuse, methods=ANY_METHOD) for path in inputs]
 
 

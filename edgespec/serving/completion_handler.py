@@ -118,7 +118,7 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
         async with AsyncExitStack() as stack:
             slot = stack.enter_context(self.worker.queue_slot()) if endpoint.waits else None
             exchange = await self._prepared(body, endpoint, stack)
-            self._bodies.drop(body)
+            self.bodies.drop(body)
             if isinstance(exchange, _DirectReply):
                 sender.warnings = exchange.warnings
                 await sender.whole(exchange.reply)
@@ -183,7 +183,7 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
 
     def _prepare(self, received: RequestBody, endpoint: Endpoint) -> _Exchange | _DirectReply:
         """The request in a body, and the tokens of its prompt; called in a thread."""
-        limits = self._limits
+        limits = self.limits
         content = received.decoded(limits.body)
         with self.worker.borrowed() as served:
             engine = served.engine

@@ -108,7 +108,7 @@ class EmbeddingHandler(RequestHandler[EmbeddingWorker, EmbeddingEndpoint]):
         start, loop = time.perf_counter(), asyncio.get_running_loop()
         with self.worker.queue_slot() as slot:
             prepared = await loop.run_in_executor(self._threads, self._prepare, body, endpoint)
-            self._bodies.drop(body)
+            self.bodies.drop(body)
             request, n_tokens = prepared.request, sum(map(len, prepared.sequences))
             self.worker.metrics.prompt_accepted(n_tokens)
             sender.warnings = request.warnings
@@ -137,7 +137,7 @@ class EmbeddingHandler(RequestHandler[EmbeddingWorker, EmbeddingEndpoint]):
 
     def _prepare(self, received: RequestBody, endpoint: EmbeddingEndpoint) -> _Prepared:
         """The request in a body, and the tokens of its inputs; called in a thread."""
-        limits = self._limits
+        limits = self.limits
         with self.worker.borrowed() as served:
             embedder = served.embedder
             content = received.decoded(limits.body)

@@ -32,7 +32,7 @@ from edgespec.serving.app import (
     guarded,
     unsupported_routes,
 )
-from edgespec.serving.kept_responses import routes_of_responses
+from edgespec.serving.kept import routes_to_kept
 from edgespec.serving.loaded_models import LoadedModels, OfferedModel
 from edgespec.serving.ollama.model_card import version
 from edgespec.serving.page import PAGE, Page
@@ -87,7 +87,7 @@ class ModelRouter:
         routes = [
             *(Route(path, forward, methods=[method]) for method in ANSWERED for path in ANSWERED[method]),
             *(Route(path, self._describe, methods=["GET"]) for path in ("/props", "/slots")),
-            *routes_of_responses(responses),
+            *routes_to_kept(responses, limits, self._bodies),
             Route("/api/pull", self._pull, methods=["POST"]),
             *unsupported_routes(),
             Route("/v1/models", self._list),

@@ -45,6 +45,8 @@ class RequestHandler(ABC, Generic[Worker, EndpointT]):
 
     Attributes:
         names: the model's, and its aliases.
+        limits: the same.
+        bodies: receives those of requests.
     """
 
     def __init__(
@@ -61,14 +63,14 @@ class RequestHandler(ABC, Generic[Worker, EndpointT]):
         self._model = model
         self._aliases = aliases
         self._on_request = on_request
-        self._limits = limits
-        self._bodies = BodyReceiver(limits)
+        self.limits = limits
+        self.bodies = BodyReceiver(limits)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
         self._stopping = asyncio.Event()
 
     def drain(self) -> None:
         """Refuse requests that arrive from now on; called on the event loop, as is `stop`."""
-        self._bodies.close()
+        self.bodies.close()
 
     def stop(self) -> None:
         """Refuse new requests, and end the others."""
@@ -81,7 +83,7 @@ class RequestHandler(ABC, Generic[Worker, EndpointT]):
         start = time.perf_counter()
         answers: list[Generation] = []
         try:
-            async with self._bodies.received(sender.http) as body:
+            async with self.bodies.received(sender.http) as body:
                 await self._until_abandoned(sender, self._respond(sender, endpoint, body, answers))
         except ClientDisconnect:
             pass

@@ -418,6 +418,14 @@ def test_an_answer_ends_when_it_may(server: Running) -> None:
     assert ended(ignore_eos=True, temperature=2, seed=3) == (12, "length")
 
 
+def removed(server: Running, path: str) -> dict[str, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+    connection.request("DELETE", path)
+    answer: dict[str, Any] = json.loads(connection.getresponse().read())
+    connection.close()
+    return answer
+
+
 def test_kept_responses_are_read_referred_to_and_removed(server: Running) -> None:
     first = asked(server, RESPONSE, input="One")
     path = f"{RESPONSE}/{first['id']}"
@@ -433,13 +441,40 @@ def test_kept_responses_are_read_referred_to_and_removed(server: Running) -> Non
     assert tokens[0] == tokens[1]
     twice = [{"id": message["id"]}, {"id": message["id"]}, *HI]
     assert server.post(RESPONSE, SHORT[RESPONSE] | {"input": twice})[0] == 400
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
-    connection.request("DELETE", path)
-    assert json.loads(connection.getresponse().read())["deleted"] is True
-    connection.close()
+    assert removed(server, path)["deleted"] is True
     assert server.get(path)[0] == server.get(f"{path}/input_items")[0] == 404
     assert server.post(RESPONSE, SHORT[RESPONSE] | {"input": [{"id": "msg_0"}, *HI]})[0] == 404
-    assert server.post(RESPONSE, SHORT[RESPONSE] | {"conversation": "conv_1"})[0] == 400
+
+
+def test_a_conversation_is_kept_continued_and_removed(server: Running) -> None:
+    begun = {"items": [{"role": "user", "content": "My name is Ada."}], "metadata": {"a": "b"}}
+    status, conversation = server.post("/v1/conversations", begun)
+    assert status == 200
+    path = f"/v1/conversations/{conversation['id']}"
+    assert server.get(path) == (200, conversation)
+    answer = asked(server, RESPONSE, input="One", conversation=conversation["id"], store=False)
+    assert answer["conversation"] == {"id": conversation["id"]}
+    sent = [*begun["items"], {"role": "user", "content": "One"}]
+    alone = asked(server, RESPONSE, input=sent)
+    assert answer["usage"]["input_tokens"] == alone["usage"]["input_tokens"]
+    items = server.get(f"{path}/items?order=asc")[1]["data"]
+    assert [item["role"] for item in items if item["type"] == "message"] == ["user", "user", "assistant"]
+    assert items[-1] == answer["output"][-1]
+    status, added = server.post(f"{path}/items", {"items": [{"role": "user", "content": "Two"}]})
+    assert status == 200
+    (two,) = added["data"]
+    assert server.get(f"{path}/items/{two['id']}") == (200, two)
+    assert removed(server, f"{path}/items/{two['id']}")["id"] == conversation["id"]
+    assert server.get(f"{path}/items/{two['id']}")[0] == 404
+    assert server.post(path, {"metadata": {"c": "d"}})[1]["metadata"] == {"c": "d"}
+    both = {"conversation": {"id": conversation["id"]}, "previous_response_id": alone["id"]}
+    for wrong in (both, {"conversation": 7}, {"conversation": ""}):
+        assert server.post(RESPONSE, SHORT[RESPONSE] | wrong)[0] == 400
+    for wrong in ({"items": [{"role": "nobody"}]}, {"items": "text"}, {"items": [{}] * 101}, {"items": [[]]}):
+        assert server.post("/v1/conversations", wrong)[0] == 400, wrong
+    assert removed(server, path)["deleted"] is True
+    assert server.get(path)[0] == server.get(f"{path}/items")[0] == 404
+    assert server.post(RESPONSE, SHORT[RESPONSE] | {"conversation": conversation["id"]})[0] == 404
 
 
 def test_functions_are_called_as_before_there_were_tools(server: Running) -> None:

@@ -9,6 +9,7 @@ import pytest
 from edgespec.api import responses
 from edgespec.api.completion_request import ChatBody, CompletionRequest, read_request, translated, with_system
 from edgespec.api.limits import Limits
+from edgespec.api.refusals import Refusal
 from edgespec.api.response_store import ResponseStore
 from edgespec.api.warnings import Warnings
 from edgespec.errors import UsageError
@@ -283,3 +284,17 @@ def test_a_system_prompt_is_for_chats_that_have_none() -> None:
     assert with_system(read(), None).prompt == HI
     own = read(messages=[{"role": "developer", "content": "Be brief."}, *HI])
     assert with_system(own, "Ahoy.") == own
+
+
+def test_a_conversation_that_is_full_is_read_but_not_continued() -> None:
+    conversations = ResponseStore().conversations
+    text = {"id": "item_1", "type": "message", "content": "x" * (17 << 20)}
+    identifier = conversations.create([text], {})["id"]
+    assert conversations.items(identifier) == [text]
+    with pytest.raises(Refusal, match="16 MiB"):
+        conversations.items(identifier, to_continue=True)
+    with pytest.raises(Refusal, match="16 MiB"):
+        conversations.add(identifier, [])
+    conversations.remove_item(identifier, "item_1")
+    conversations.add(identifier, [{"id": "item_2"}])
+    assert conversations.items(identifier, to_continue=True) == [{"id": "item_2"}]
