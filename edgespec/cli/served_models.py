@@ -15,13 +15,17 @@ from edgespec.cli.conversation.settings import sampling_in_words
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import Config
+from edgespec.errors import UsageError
 from edgespec.files.state import size_of
 from edgespec.loading.embedder import names_embedder, open_embedder, usual_context
 from edgespec.loading.load import open_engine
 from edgespec.machine.memory import FreeMemory
+from edgespec.models.gguf.footprint import cell_bytes
+from edgespec.models.gguf.header import read_header
 from edgespec.models.hub import catalog
 from edgespec.models.hub.external import display_name
 from edgespec.models.hub.inventory import local_models
+from edgespec.models.hub.pull import pull as hub_pull
 from edgespec.models.hub.repository import Hub
 from edgespec.serving.app import Application
 from edgespec.serving.completion_handler import CompletionHandler
@@ -35,7 +39,7 @@ from edgespec.serving.served_model import ServedModel
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
 
-_BESIDE = 256 << 20  # bytes that a model takes beside its weights and their cache, about
+_BESIDE = 512 << 20  # bytes that a model takes beside its weights and their cache, with a drafter, about
 
 
 @dataclass(frozen=True)
@@ -159,13 +163,41 @@ class ServingOptions:
         models = [self._offered(loading.with_(model=one.model), one, responses) for one in found]
         return LoadedModels(models, FreeMemory.read().budget(loading.memory.limit), self.queue)
 
-    def _offered(self, loading: Config, found: FoundModel, responses: ResponseStore) -> OfferedModel:
+    def puller(
+        self, loading: Config, models: LoadedModels, responses: ResponseStore
+    ) -> Callable[[str, Progress], None]:
+        """Downloads a model of a name and offers it to clients."""
+
+        def pull(name: str, progress: Progress) -> None:
+            wanted = catalog.hub_name_of(name)
+            if wanted is None:
+                raise UsageError(
+                    f"{name[:80]!r} is not the name of a model on the Hub.",
+                    "Give a repository, such as ORG/NAME-GGUF:Q4_K_M.",
+                )
+            path = hub_pull(wanted, progress).path
+            if models.offers(name):  # by another request meanwhile
+                return
+            there = {one.path: one for one in local_models(Hub.without_token())}
+            found = FoundModel(there[path].name if path in there else name, str(path), size_of(path))
+            models.models.append(self._offered(loading.with_(model=found.model), found, responses, name))
+
+        return pull
+
+    def _offered(
+        self, loading: Config, found: FoundModel, responses: ResponseStore, *aliases: str
+    ) -> OfferedModel:
+        weights = found.n_bytes + _BESIDE
+
         def set_up(model: OfferedModel) -> Application:
-            handler = self.handler(loading, found.name, (), lambda: model.memory)
+            handler = self.handler(loading, found.name, aliases, lambda: model.memory)
+            header = read_header(catalog.find(found.model))
+            model.needs = weights + handler.worker.card.context * cell_bytes(header, loading.model.kv)
             return Application(handler, responses=responses)
 
-        names = tuple(dict.fromkeys((found.name, found.name.removesuffix(":latest"))))
-        return OfferedModel(names, found.n_bytes + found.n_bytes // 8 + _BESIDE, set_up)
+        names = dict.fromkeys((found.name, *aliases))
+        shorter = (name.removesuffix(":latest") for name in names)
+        return OfferedModel(tuple(dict.fromkeys((*names, *shorter))), weights, set_up)
 
     def _served(self, loading: Config, engine: Engine) -> ServedModel:
         chosen = self.sampling.chosen_for(loading, engine.target.model.path, default="recommended")

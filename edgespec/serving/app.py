@@ -36,6 +36,7 @@ from edgespec.serving.ollama.endpoints import OllamaEndpoint, failure
 from edgespec.serving.ollama.model_card import ModelCard, version
 from edgespec.serving.origins import HostCheck, origin_checks
 from edgespec.serving.page import PAGE, Page
+from edgespec.serving.pulling import asked_model, present, pull_response
 from edgespec.serving.request_handler import EndpointT, RequestHandler
 from edgespec.serving.response_sender import ResponseSender
 
@@ -78,6 +79,7 @@ class Application:
         listed = [name for name in self._names if not is_pattern(name)]
         routes = [
             *_answering(handler, responses or ResponseStore()),
+            Route("/api/pull", self._pull, methods=["POST"]),
             *unsupported_routes(),
             Route("/api/tags", self._describe(lambda card: card.tags(listed))),
             Route("/api/ps", self._describe(lambda card: card.running(listed[0], not self._worker.asleep))),
@@ -149,6 +151,17 @@ class Application:
             return JSONResponse(describe(self._worker.card))
 
         return handler
+
+    async def _pull(self, http: HTTPRequest) -> Response:
+        """Say that the model is here, as programs ask before they use it."""
+        try:
+            async with self.handler.bodies.received(http) as body:
+                asked = asked_model(body.decoded(self.handler.limits.body))
+        except Refusal as refusal:
+            return refusal.response(failure(refusal))
+        if not names_model(asked.name_of_model, self._names):
+            return await _refuse_unsupported(http)
+        return await pull_response(present(), asked)
 
     async def _health(self, _http: HTTPRequest) -> Response:
         reason = self._worker.failure
@@ -325,7 +338,8 @@ class _NoSuchRoute:
 
 
 async def _refuse_unsupported(http: HTTPRequest) -> Response:
-    text = f"Not supported: {http.method} {http.url.path}. This server does not manage models."
+    text = f"Not supported: {http.method} {http.url.path}. This server does not manage models"
+    text += "; started with --allow-pull, it downloads them." if http.url.path == "/api/pull" else "."
     refusal = Refusal(501, text)
     return refusal.response(failure(refusal))
 

@@ -21,7 +21,7 @@ class OfferedModel:
     """A model that a server offers; it is set up for its first request."""
 
     names: tuple[str, ...]  # its name, and aliases, which may be patterns
-    needs: int  # bytes that it takes, about
+    needs: int  # bytes that it takes, about; better known when it is set up
     open: Callable[[OfferedModel], Application]  # sets it up without loading it; may take seconds
     memory: int | None = None  # bytes that it may take when it is loaded next; None for what the server may
     app: Application | None = field(default=None, init=False)
@@ -60,12 +60,16 @@ class LoadedModels:
     """
 
     def __init__(self, models: Sequence[OfferedModel], budget: int, waiting: int) -> None:
-        self.models = models
+        self.models = list(models)
         self._budget = budget
         self._most = waiting
         self._line: list[tuple[OfferedModel, asyncio.Future[None]]] = []
         self._idle = asyncio.Condition()
         self._switch: asyncio.Task[None] | None = None
+
+    def offers(self, name: str) -> bool:
+        """True if a model has this name."""
+        return any(names_model(name, model.names) for model in self.models)
 
     def named(self, name: str) -> OfferedModel:
         """The model of a name; the first one for none.

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
-import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -21,10 +20,11 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from edgespec.api import protocol
-from edgespec.api.endpoint import json_line
 from edgespec.api.limits import Limits
 from edgespec.api.refusals import Refusal, ShuttingDown, logged_refusal
 from edgespec.api.response_store import ResponseStore
+from edgespec.base.progress import Progress
+from edgespec.errors import EdgeSpecError
 from edgespec.serving.app import (
     ANSWERED,
     Application,
@@ -35,28 +35,22 @@ from edgespec.serving.app import (
 from edgespec.serving.kept import routes_to_kept
 from edgespec.serving.loaded_models import LoadedModels, OfferedModel
 from edgespec.serving.ollama.model_card import version
+from edgespec.serving.ollama.response_builder import OllamaBuilder
 from edgespec.serving.page import PAGE, Page
+from edgespec.serving.pulling import (
+    LINES,
+    AskedModel,
+    Puller,
+    as_line,
+    asked_model,
+    present,
+    pull_response,
+)
 from edgespec.serving.request_bodies import BodyReceiver, RequestBody
 from edgespec.serving.request_handler import until_disconnected
 
 _SIGN_OF_LIFE_S = 10.0
-_COMMENT = b": waiting for the model\n\n"
-_LINES = "application/x-ndjson"
-_EVENTS = b"text/event-stream; charset=utf-8"
-
-
-class _Asked(msgspec.Struct):
-    """What decides where a request goes."""
-
-    model: Any = None
-    name: Any = None  # the model, in older clients of Ollama
-    stream: Any = None
-
-    @property
-    def name_of_model(self) -> str:
-        """The name of the model; empty if it has none."""
-        given = self.model or self.name
-        return given if isinstance(given, str) else ""
+_OLLAMA_STREAMS = ("/api/chat", "/api/generate")
 
 
 class ModelRouter:
@@ -65,6 +59,7 @@ class ModelRouter:
     Args:
         models: the first one answers requests that name none.
         responses: where those of the Responses API are kept.
+        pull: downloads a model of a name, and adds it to the others; None if clients may not do that.
     """
 
     def __init__(
@@ -76,8 +71,10 @@ class ModelRouter:
         api_key: str | None = None,
         hosts: list[str] | None = None,
         cors: str | None = None,
+        pull: Callable[[str, Progress], None] | None = None,
     ) -> None:
         self._models = models
+        self._puller = None if pull is None else Puller(pull)
         self._limits = limits
         self._bodies = BodyReceiver(limits)
         self._opening = asyncio.Lock()
@@ -134,29 +131,27 @@ class ModelRouter:
         return [model.app for model in self._models.models if model.app is not None]
 
     @asynccontextmanager
-    async def received(self, http: HTTPRequest) -> AsyncIterator[tuple[bytes, _Asked]]:
+    async def received(self, http: HTTPRequest) -> AsyncIterator[tuple[bytes, AskedModel]]:
         """The decoded body of a request, and what decides where it goes."""
         async with self._bodies.received(http) as body:
             yield await asyncio.to_thread(self._read, body, http)
 
-    def _read(self, body: RequestBody, http: HTTPRequest) -> tuple[bytes, _Asked]:
+    def _read(self, body: RequestBody, http: HTTPRequest) -> tuple[bytes, AskedModel]:
         content = bytes(body.decoded(self._limits.body))
-        try:
-            asked = msgspec.json.decode(content, type=_Asked) if content else _Asked()
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            asked = _Asked()  # the application says what is wrong
+        asked = asked_model(content)
         if not asked.name_of_model:
             asked.model = http.query_params.get("model")
         return content, asked
 
     @asynccontextmanager
     async def answering(
-        self, asked: _Asked, until_gone: Callable[[], Coroutine[Any, Any, None]]
+        self, asked: AskedModel, until_gone: Callable[[], Coroutine[Any, Any, None]]
     ) -> AsyncIterator[Application]:
         """The application of the model that was asked for, while that may be in memory."""
         model = self._models.named(asked.name_of_model)
+        app = await self._application(model)
         async with self._models.turn(model, until_gone):
-            yield await self._application(model)
+            yield app
 
     async def _application(self, model: OfferedModel) -> Application:
         async with self._opening:  # each model is set up once
@@ -175,7 +170,14 @@ class ModelRouter:
             return refusal.response(failure_at(http.url.path, refusal))
         return _Passed(app, content)
 
+    async def _set_up_all(self) -> None:
+        """Set up the models that can be, so that lists say what their files do."""
+        for model in self._models.models:
+            with suppress(Refusal, EdgeSpecError):
+                await self._application(model)
+
     async def _list(self, _http: HTTPRequest) -> Response:
+        await self._set_up_all()
         data = [self._about(name, model) for model in self._models.models for name in model.listed]
         return JSONResponse({"object": "list", "data": data})
 
@@ -192,6 +194,7 @@ class ModelRouter:
         return {**protocol.model(name, self._started, context, sees=sees), "loaded": model.is_loaded}
 
     async def _tags(self, _http: HTTPRequest) -> Response:
+        await self._set_up_all()
         return JSONResponse({"models": [one for model in self._models.models for one in _tags_of(model)]})
 
     async def _loaded(self, _http: HTTPRequest) -> Response:
@@ -204,14 +207,18 @@ class ModelRouter:
         return JSONResponse({"models": running})
 
     async def _pull(self, http: HTTPRequest) -> Response:
-        """Say that a model is here, as programs ask before they use it; none is downloaded."""
+        """Say that a model is here, as programs ask before they use it, or download it."""
         try:
             async with self.received(http) as (_, asked):
-                self._models.named(asked.name_of_model)
+                name = asked.name_of_model
+                if self._puller is None or self._models.offers(name):
+                    self._models.named(name)
+                    steps = present()
+                else:
+                    steps = self._puller.lines(name)
         except Refusal as refusal:
             return refusal.response(failure_at(http.url.path, refusal))
-        line = json_line({"status": "success"})
-        return Response(f"{line}\n" if asked.stream is not False else line, media_type=_LINES)
+        return await pull_response(steps, asked)
 
     async def _health(self, _http: HTTPRequest) -> Response:
         return JSONResponse({"status": "ok"})
@@ -244,7 +251,7 @@ class _Forward:
         sender = PatientSender(scope, send)
         try:
             async with self._router.received(HTTPRequest(scope, receive)) as (content, asked):
-                sender.may_wait = asked.stream is True
+                sender.expect(asked)
                 gone = partial(until_disconnected, receive)
                 async with sender.signs_of_life(), self._router.answering(asked, gone) as app:
                     await app(_without_encoding(scope), _Replayed(content, receive), sender)
@@ -278,17 +285,28 @@ class _Replayed:
 class PatientSender:
     """The sending side of a request, which begins a stream by itself if its model keeps it waiting.
 
-    Only streams of server-sent events begin so, as these have comments. What goes wrong then is an event.
-
-    Attributes:
-        may_wait: whether a stream was asked for.
+    Server-sent events have comments for that, and Ollama's streams lines without text. What goes wrong then
+    is an event or a line.
     """
 
     def __init__(self, scope: Scope, send: Send) -> None:
-        self.may_wait = False
         self._scope = scope
         self._send = send
+        self._sign: Callable[[], bytes] | None = None  # of life
+        self._media_type = ""
+        self._error = b"%s"
         self._begun = self._began_early = self._failed = False
+
+    def expect(self, asked: AskedModel) -> None:
+        """Begin streams early if such a request has one."""
+        path = self._scope["path"]
+        if path in _OLLAMA_STREAMS and asked.stream is not False:
+            builder = OllamaBuilder(model=asked.name_of_model, chat=path == "/api/chat")
+            self._sign = lambda: as_line(builder.nothing_yet())
+            self._media_type, self._error = LINES, b"%s\n"
+        elif path.startswith("/v1/") and asked.stream is True:
+            self._sign = lambda: b": waiting for the model\n\n"
+            self._media_type, self._error = "text/event-stream; charset=utf-8", b"data: %s\n\n"
 
     async def __call__(self, message: Message) -> None:
         if not self._began_early:
@@ -297,14 +315,13 @@ class PatientSender:
         elif message["type"] == "http.response.start":
             self._begun, self._failed = True, message["status"] >= 400
         elif self._failed:
-            body = b"data: " + message.get("body", b"") + b"\n\n"
-            await self._send({**message, "body": body})
+            await self._send({**message, "body": self._error % message.get("body", b"")})
         else:
             await self._send(message)
 
     @asynccontextmanager
     async def signs_of_life(self) -> AsyncIterator[None]:
-        """A block in which the client gets comments until its answer begins."""
+        """A block in which the client hears from its stream until its answer begins."""
         ticking = asyncio.create_task(self._tick())
         try:
             yield
@@ -313,7 +330,7 @@ class PatientSender:
             await asyncio.gather(ticking, return_exceptions=True)
 
     async def _tick(self) -> None:
-        if not self.may_wait or not self._scope["path"].startswith("/v1/"):
+        if self._sign is None:
             return
         while True:
             await asyncio.sleep(_SIGN_OF_LIFE_S)
@@ -321,9 +338,9 @@ class PatientSender:
                 return
             if not self._began_early:
                 self._began_early = True
-                headers = [(b"content-type", _EVENTS), (b"cache-control", b"no-cache")]
+                headers = [(b"content-type", self._media_type.encode()), (b"cache-control", b"no-cache")]
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-            await self._send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
+            await self._send({"type": "http.response.body", "body": self._sign(), "more_body": True})
 
 
 class _MetricsOfAll(Collector):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.hub_server import HubServer
 from tests.program import run_here
 from tests.serving import CHAT, Running, started
 from tests.waiting import wait_until
@@ -109,3 +112,26 @@ def test_a_model_that_cannot_be_loaded_is_an_error_for_its_requests(
             assert status >= 400, answer
             assert "broken.gguf" in answer["error"]["message"]
         assert _ask(server, smol_path.stem, "Hi")
+
+
+def test_a_model_is_downloaded_for_a_client_if_that_is_allowed(
+    own_environment: None, smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with HubServer({"acme/Tiny-GGUF": {"tiny-Q4_K_M.gguf": smol_path.read_bytes()}}) as hub:
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        with started(smol_path, "--allow-pull", "--draft", "none", "--context", "512") as (server, _):
+            name = "acme/Tiny-GGUF:Q4_K_M"
+            assert server.post(CHAT, {"model": name, "messages": []})[0] == 404
+            status, answer = server.post("/api/pull", {"model": "../etc/passwd", "stream": False})
+            assert (status, "not the name of a model" in answer["error"]) == (500, True)
+            with server.connect() as client:
+                client.send("/api/pull", {"model": name})
+                lines = HTTPResponse(client.socket)
+                lines.begin()
+                steps = [json.loads(line) for line in lines]
+            assert steps[-1] == {"status": "success"}
+            assert any("Downloading" in step["status"] for step in steps)
+            assert server.post("/api/pull", {"model": name, "stream": False}) == (200, {"status": "success"})
+            assert name in [one["id"] for one in server.get("/v1/models")[1]["data"]]
+            assert _ask(server, name, "Hi") == _ask(server, smol_path.stem, "Hi")

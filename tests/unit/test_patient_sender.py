@@ -1,8 +1,9 @@
-"""Streams of answers whose model is not there yet: comments, and an event if there will be no answer."""
+"""Streams of answers whose model is not there yet: signs of life, and an error if there will be no answer."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 
 from edgespec.serving import model_router
 from edgespec.serving.model_router import PatientSender
+from edgespec.serving.pulling import AskedModel
 
 _Message = MutableMapping[str, Any]
 
 
-def _sent(path: str, seconds: float, *answer: _Message, streams: bool = True) -> list[_Message]:
+def _sent(path: str, seconds: float, *answer: _Message, streams: bool | None = True) -> list[_Message]:
     """What a client gets of an answer that begins after so many seconds."""
     sent: list[_Message] = []
 
@@ -23,7 +25,7 @@ def _sent(path: str, seconds: float, *answer: _Message, streams: bool = True) ->
 
     async def work() -> None:
         sender = PatientSender({"type": "http", "path": path}, send)
-        sender.may_wait = streams
+        sender.expect(AskedModel(model="a", stream=streams))
         async with sender.signs_of_life():
             await asyncio.sleep(seconds)
             for message in answer:
@@ -61,6 +63,18 @@ def test_a_refusal_behind_comments_is_an_event() -> None:
     assert last["body"] == b'data: {"error": {}}\n\n'
 
 
-@pytest.mark.parametrize(("path", "streams"), [("/api/chat", True), ("/v1/chat/completions", False)])
-def test_answers_that_cannot_have_comments_wait_for_their_status(path: str, streams: bool) -> None:
+@pytest.mark.parametrize(("path", "text"), [("/api/generate", "response"), ("/api/chat", "message")])
+def test_streams_of_ollama_begin_with_lines_without_text(path: str, text: str) -> None:
+    start, *lines, last = _sent(path, 0.2, _REFUSED, _REASON, streams=None)
+    assert start["status"] == 200
+    for line in (json.loads(one["body"]) for one in lines):
+        assert (line["model"], line["done"]) == ("a", False)
+        assert line[text] in ("", {"role": "assistant", "content": ""})
+    assert last["body"] == b'{"error": {}}\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "streams"), [("/api/chat", False), ("/api/embed", None), ("/v1/chat/completions", False)]
+)
+def test_answers_that_are_not_streamed_wait_for_their_status(path: str, streams: bool | None) -> None:
     assert _sent(path, 0.2, _REFUSED, _REASON, streams=streams) == [_REFUSED, _REASON]

@@ -116,6 +116,9 @@ def serve(
             metavar="NAME",
         ),
     ] = None,
+    allow_pull: Annotated[
+        bool, option(_PANEL, "--allow-pull", "Let clients download models, by Ollama's /api/pull.")
+    ] = False,
     system: Annotated[
         str | None,
         option("Prompt", "--system", "System prompt for chats without one.", metavar="TEXT"),
@@ -154,6 +157,7 @@ def serve(
         from edgespec.api.limits import Limits
         from edgespec.api.response_store import ResponseStore
         from edgespec.cli.served_models import ServingOptions, find_models
+        from edgespec.models.hub.catalog import DEFAULT
         from edgespec.serving.app import Application
         from edgespec.serving.keep_alive import parse_keep_alive
         from edgespec.serving.model_router import ModelRouter
@@ -190,8 +194,8 @@ def serve(
         address, *others = map(_url, listeners)
         named = [name for name in (loading.model.name, *(further.more or ())) if name is not None]
         app: Application | ModelRouter
-        found = find_models(named) if len(named) != 1 else []
-        if len(found) <= 1:
+        found = find_models(named) if allow_pull or len(named) != 1 else []
+        if len(found) <= 1 and not allow_pull:
             aliases = tuple(dict.fromkeys(alias or ()))
             with told_to_wait(listeners):
                 handler = options.handler(loading, name, aliases)
@@ -205,8 +209,16 @@ def serve(
                     "Leave them out.",
                 )
             responses = ResponseStore()
-            models = options.offered(loading, found, responses)
-            app = ModelRouter(models, limits, responses, api_key=api_key, hosts=hosts, cors=cors)
+            models = options.offered(loading, found or find_models([DEFAULT]), responses)
+            app = ModelRouter(
+                models,
+                limits,
+                responses,
+                api_key=api_key,
+                hosts=hosts,
+                cors=cors,
+                pull=options.puller(loading, models, responses) if allow_pull else None,
+            )
             stack.callback(app.close)
             terminal.note(f"Serving {_several(models)} at {address}/v1; chat at {address}. Ctrl-C ends it.")
             terminal.note(f"Base URLs: OpenAI {address}/v1, Anthropic {address}, Ollama {address}.")
@@ -241,7 +253,7 @@ def _several(models: LoadedModels) -> str:
     """Name some of the models."""
     names = [model.names[0] for model in models.models]
     shown = ", ".join(names[:_NAMED])
-    return f"{len(names)} models ({shown}{', ...' if len(names) > _NAMED else ''})"
+    return f"{len(names)} model{'s' * (len(names) > 1)} ({shown}{', ...' if len(names) > _NAMED else ''})"
 
 
 def _url(listener: socket.socket) -> str:
