@@ -108,7 +108,7 @@ class ServingOptions:
         path = catalog.find(loading.model.name)
         card = None  # a loaded model has its own
         if memory is not None:
-            card = ModelCard(path, loading.model.context, ["embedding" if embeds else "completion"])
+            card = ModelCard.of_files(path, loading.model.context, embeds=embeds)
 
         def limited() -> Config:
             most = memory() if memory is not None else None

@@ -87,7 +87,8 @@ def test_what_no_model_can_answer_is_refused_by_itself(server: Running, models: 
     status, answer = server.post(CHAT, {"model": models[0].stem, "messages": []})
     assert status == 400, answer
     assert server.get("/health")[0] == 200
-    assert server.post("/api/show", {"model": models[1].stem})[0] == 200
+    status, shown = server.post("/api/show", {"model": models[1].stem})
+    assert (status, shown["capabilities"]) == (200, ["completion", "tools"])
     assert server.get("/v1/models/nosuch")[0] == 404
     pull = {"model": models[1].stem, "stream": False}
     assert server.post("/api/pull", pull) == (200, {"status": "success"})

@@ -12,6 +12,7 @@ from edgespec.base.units import readable_count
 from edgespec.llama.build import quantization_name
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
+from edgespec.models.hub.projectors import projector_beside
 from edgespec.planning.report.summary import describe
 from edgespec.version import __version__
 
@@ -38,6 +39,16 @@ class ModelCard:
         self._modified = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat()
         self.context = context
         self._capabilities = list(capabilities)
+
+    @classmethod
+    def of_files(cls, path: Path, context: int, *, embeds: bool) -> ModelCard:
+        """A model that is not loaded: it can do what its files say."""
+        card = cls(path, context, ["embedding" if embeds else "completion"])
+        if not embeds and card._facts["template"]:
+            card._capabilities.append("tools")
+        if not embeds and projector_beside(path) is not None:
+            card._capabilities.append("vision")
+        return card
 
     @property
     def sees(self) -> bool:
