@@ -96,6 +96,9 @@ def _refusal(said: str, value: Any, kind: Any, at: str) -> UsageError:
         if name:
             at, value = _joined(at, name), value[name]
             info = next(f.type for i in inner for f in getattr(i, "fields", ()) if f.name == name)
+        elif index == "...":  # some value of an object
+            held = next(i.value_type for i in inner if hasattr(i, "value_type"))
+            return UsageError(f"Each value of {at} must be {_words(held, ranged)}.")
         else:
             at, value = f"{at}[{index}]", value[int(index)]
             info = next(i.item_type for i in inner if hasattr(i, "item_type"))

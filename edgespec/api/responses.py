@@ -131,7 +131,7 @@ def as_chat(body: object, warnings: Warnings, store: ResponseStore) -> Translate
     text = fields.text or TextSettings()
     if text.verbosity not in (None, "medium"):
         warnings.ignored("text.verbosity", "Ask for the length in the prompt.")
-    given = _with_items(fields.input, store)
+    given = fields.input if isinstance(fields.input, str) else _with_items(fields.input, store)
     asked = _messages("input", given, warnings)
     told: Sequence[ChatMessage] = ()
     if isinstance(fields.instructions, str) and fields.instructions:
@@ -160,15 +160,20 @@ def as_chat(body: object, warnings: Warnings, store: ResponseStore) -> Translate
     return TranslatedRequest(chat, [*messages[:place], *kept], warnings, context)
 
 
-def checked_items(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def checked_items(given: list[dict[str, Any]], store: ResponseStore) -> list[dict[str, Any]]:
     """The items that a client adds to a conversation, each with an id.
+
+    Args:
+        store: the responses whose items it may refer to.
 
     Raises:
         UsageError: one has another form.
+        Refusal: one is not kept.
     """
-    if given:
-        read_messages(_messages("items", given, Warnings()), Warnings())
-    return _named_items(given)
+    items = _named_items(_with_items(given, store))
+    if any(item.get("type") != "reasoning" for item in items):
+        read_messages(_messages("items", items, Warnings()), Warnings())
+    return items
 
 
 def _conversation_of(fields: ResponsesBody) -> str | None:
@@ -184,10 +189,8 @@ def _conversation_of(fields: ResponsesBody) -> str | None:
     return identifier
 
 
-def _with_items(given: str | list[dict[str, Any]], store: ResponseStore) -> str | list[dict[str, Any]]:
+def _with_items(given: list[dict[str, Any]], store: ResponseStore) -> list[dict[str, Any]]:
     """The items of a request, those that it refers to among them."""
-    if isinstance(given, str):
-        return given
     places = {place: item["id"] for place, item in enumerate(given) if _refers(item)}
     items = store.items(places.values())
     return [items[places[place]] if place in places else item for place, item in enumerate(given)]

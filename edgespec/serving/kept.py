@@ -48,7 +48,7 @@ def routes_to_kept(store: ResponseStore, limits: Limits, bodies: BodyReceiver) -
 
     def begun(_http: Request, body: Any) -> Any:
         given = converted(body, ConversationBody, "body")
-        return conversations.create(checked_items(given.items or []), given.metadata or {})
+        return conversations.create(checked_items(given.items or [], store), given.metadata or {})
 
     def described(http: Request, body: Any) -> Any:
         given = converted(body, ConversationBody, "body")
@@ -60,7 +60,7 @@ def routes_to_kept(store: ResponseStore, limits: Limits, bodies: BodyReceiver) -
 
     def added(http: Request, body: Any) -> Any:
         given = converted(body, ConversationBody, "body")
-        items = checked_items(given.items or [])
+        items = checked_items(given.items or [], store)
         conversations.add(_id(http), items)
         return _listed(items, has_more=False)
 

@@ -470,8 +470,12 @@ def test_a_conversation_is_kept_continued_and_removed(server: Running) -> None:
     both = {"conversation": {"id": conversation["id"]}, "previous_response_id": alone["id"]}
     for wrong in (both, {"conversation": 7}, {"conversation": ""}):
         assert server.post(RESPONSE, SHORT[RESPONSE] | wrong)[0] == 400
-    for wrong in ({"items": [{"role": "nobody"}]}, {"items": "text"}, {"items": [{}] * 101}, {"items": [[]]}):
+    lists: list[Any] = [[{"role": "nobody"}], "text", [{}] * 101, [[]]]
+    for wrong in ({"metadata": {"a": 1}}, *({"items": items} for items in lists)):
         assert server.post("/v1/conversations", wrong)[0] == 400, wrong
+    thought = {"type": "reasoning", "summary": []}
+    assert server.post("/v1/conversations", {"items": [thought]})[0] == 200
+    assert server.post(f"{path}/items", {"items": [{"type": "item_reference", "id": "none"}]})[0] == 404
     assert removed(server, path)["deleted"] is True
     assert server.get(path)[0] == server.get(f"{path}/items")[0] == 404
     assert server.post(RESPONSE, SHORT[RESPONSE] | {"conversation": conversation["id"]})[0] == 404
