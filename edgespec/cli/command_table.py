@@ -77,14 +77,7 @@ COMMANDS: Mapping[str, Command] = {
             "edgespec generate large.gguf 'Why is the sky blue?' --memory 12GiB",
             "edgespec generate -p 'Summarize this.' <notes.txt",
             "edgespec generate --input prompts.jsonl --output answers.jsonl",
-            "edgespec generate --input prompts.jsonl --shard 2/8 --output part-2.jsonl",
         ),
-    ),
-    "merge": Command(
-        "merge",
-        "merge",
-        "Join the results of generate --shard, in the order of the input.",
-        ("edgespec merge part-*.jsonl --input prompts.jsonl --output answers.jsonl",),
     ),
     "serve": Command(
         "serve",

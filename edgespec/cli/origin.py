@@ -142,18 +142,6 @@ def same(was: str, now: str) -> bool:
     )
 
 
-def models_of(record: Mapping[str, Any]) -> dict[str, str]:
-    """The model, the projector and the options of loading in a result's origin; empty where not known."""
-    fingerprint, settings = record.get("fingerprint"), record.get("settings")
-    if not isinstance(fingerprint, dict) or not isinstance(settings, dict):
-        return {}
-    return {
-        "models": str(fingerprint.get("model", "")),
-        "projectors": str(fingerprint.get("projector", "")),
-        "adapters, cache types or contexts": _hash({name: settings.get(name) for name in _OF_MODEL}),
-    }
-
-
 def model_identity(model: ModelConfig) -> ModelIdentity:
     """The identity of a model and its projector; nameless if it is not local, or cannot be read.
 

@@ -185,35 +185,6 @@ def test_a_resumed_run_knows_another_projector(
     assert main(command) == 0, "what is not known agrees with everything"
 
 
-def test_shards_of_different_projectors_are_not_merged(
-    engine: TalkingEngine, folder: Path, smol_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = seeing(folder, smol_path)
-    lines = [{"id": n, "prompt": "What?", "images": ["cat.png"]} for n in range(2)]
-    source = write_lines(folder / "in.jsonl", *lines)
-    parts = [str(folder / f"part-{n}.jsonl") for n in (1, 2)]
-    for n, part in enumerate(parts, start=1):
-        shard = ["--shard", f"{n}/2", "--output", part]
-        assert main(["generate", str(model), "--input", str(source), *shard]) == 0
-        write_projector(folder / "mmproj-model.gguf", "idefics3", longest_edge=64)
-    assert len(engine.asked) == 2
-    whole = folder / "all.jsonl"
-    assert main(["merge", *parts, "--input", str(source), "--output", str(whole)]) == 2
-    assert "were written with different projectors" in capsys.readouterr().err
-
-
-def test_shards_with_images_are_merged(engine: TalkingEngine, folder: Path) -> None:
-    lines = [{"id": n, "prompt": "What?", "images": ["cat.png"]} for n in range(3)]
-    source = write_lines(folder / "in.jsonl", *lines)
-    parts = [str(folder / f"part-{n}.jsonl") for n in (1, 2)]
-    for n, part in enumerate(parts, start=1):
-        assert main(["generate", "--input", str(source), "--shard", f"{n}/2", "--output", part]) == 0
-    (folder / "cat.png").unlink()
-    whole = folder / "all.jsonl"
-    assert main(["merge", *parts, "--input", str(source), "--output", str(whole)]) == 0
-    assert [record["id"] for record in records(whole.read_text())] == [0, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("line", "found"),
     [

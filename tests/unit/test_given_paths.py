@@ -133,11 +133,3 @@ def test_a_folder_with_a_model_is_a_model(engine: TalkingEngine, tmp_path: Path,
 
 def test_urls_of_files_are_paths(tmp_path: Path) -> None:
     assert expanded((tmp_path / "a b.gguf").as_uri()) == tmp_path / "a b.gguf"
-
-
-def test_a_shard_that_is_set_for_batches_is_no_obstacle(
-    engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setenv("EDGESPEC_SHARD", "1/2")
-    assert main(["generate", "-p", "Hello"]) == 0
-    assert capsys.readouterr().err.startswith("Ignored shard 1/2: there is no --input.\n")

@@ -11,7 +11,6 @@ import pytest
 
 import edgespec
 from edgespec.cli.batch.result_file import ResultFile, read_record
-from edgespec.cli.commands.merge import Merger
 from edgespec.cli.removal import plan_removal
 from edgespec.engine.sessions.file import Conversation, SessionFile, read_conversation, saved_sessions
 from edgespec.engine.sessions.session import Session
@@ -35,8 +34,6 @@ def test_a_second_run_does_not_write_the_same_results(tmp_path: Path) -> None:
             with pytest.raises(OutputError, match=IN_USE) as caught:
                 ResultFile(str(name))
             assert caught.value.hint == "Wait for it, or choose another file."
-        with pytest.raises(OutputError, match=IN_USE):
-            Merger([path], "-").write(path)
         for number in (2, 1):
             file.record(result(number), keys[number - 1], in_order=number == 2)
         file.tidy(keys, ordered=True)

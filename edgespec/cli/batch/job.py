@@ -1,16 +1,13 @@
-"""The lines of a batch: what each asks, which of them a run answers, and a queue of them."""
+"""The lines of a batch: what each asks, and a queue of them."""
 
 from __future__ import annotations
 
 import queue
-import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 
 if TYPE_CHECKING:
@@ -49,38 +46,6 @@ class Job:
     def kept(self) -> dict[str, Any]:
         """The fields of a result that repeat those of the line."""
         return {"columns": dict(self.columns)} if self.columns else {}
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Every `count`-th line, beginning with line `number`; blank lines do not count.
-
-    Neighbouring lines are often of a kind, so they go to different shards, which then take about as long.
-    """
-
-    number: int = 1
-    count: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        """The shard that people write as "2/8"."""
-        found = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text, re.ASCII)
-        if found is None:
-            raise UsageError(
-                f"--shard is '{text}'.", "Write the number of the shard and of all shards, such as 2/8."
-            )
-        number, count = map(int, found.groups())
-        if not 1 <= number <= count:
-            raise UsageError(f"--shard is '{text}'.", f"Shards of {count} are 1/{count} to {count}/{count}.")
-        return cls(number, count)
-
-    def jobs(self, jobs: Iterable[Job]) -> Iterator[Job]:
-        """Yield the jobs of an input that belong to the shard."""
-        return islice(jobs, self.number - 1, None, self.count)
-
-    def lines(self, total: int) -> int:
-        """Number of its lines, of an input with `total` lines."""
-        return len(range(self.number - 1, total, self.count))
 
 
 class JobQueue:

@@ -23,7 +23,7 @@ from edgespec.base.units import readable_rate
 from edgespec.cli.batch import openai_format
 from edgespec.cli.batch.answering import BatchRequests, answer_all, explained
 from edgespec.cli.batch.input_file import Input, InputSummary, open_input, read_jobs, summarize_input
-from edgespec.cli.batch.job import Job, JobQueue, Shard
+from edgespec.cli.batch.job import Job, JobQueue
 from edgespec.cli.batch.result_file import EarlierAnswers, Key, PendingResult, ResultFile, results_of
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.origin import ModelIdentity, Origin, model_identity
@@ -74,7 +74,6 @@ class BatchRun:
         answers: how many each line gets, unless it has an "n".
         ordered: write results in the order of the input.
         overwrite: answer lines again whose answers in the file were made differently.
-        shard: which of the input's lines to answer.
         scores: the lines' texts are scored, not answered.
         ray: the cluster whose engines answer; None for one here.
     """
@@ -91,7 +90,6 @@ class BatchRun:
         raw: bool,
         ordered: bool = True,
         overwrite: bool = False,
-        shard: Shard | None = None,
         scores: bool = False,
         ray: RayAddress | None = None,
     ) -> None:
@@ -104,7 +102,6 @@ class BatchRun:
         self._raw = raw
         self._parallel: int | None = None
         self._ordered = ordered
-        self._shard = shard or Shard()
         self._scores = scores
         self._ray = ray
         self._earlier = EarlierAnswers(file, terminal, overwrite=overwrite)
@@ -190,7 +187,7 @@ class BatchRun:
             self._terminal.thinking(here, self._config)
         requests = self._wanted_requests
         if requests is None:
-            self._progress = BatchProgress(self._shard.lines(summary.lines))
+            self._progress = BatchProgress(summary.lines)
             jobs = JobQueue(self._jobs(source.lines, input_name), waits=source.waits)
             requests = self._wanted_requests = BatchRequests(
                 self._requests(jobs, None if self._ray else here.vocabulary_size),
@@ -293,7 +290,7 @@ class BatchRun:
 
     def _jobs(self, lines: Iterable[bytes], input_name: str) -> Iterator[Job]:
         folder = Path.cwd() if input_name == "-" else Path(input_name).absolute().parent
-        return self._shard.jobs(read_jobs(lines, self._config, scores=self._scores, folder=folder))
+        return read_jobs(lines, self._config, scores=self._scores, folder=folder)
 
     def _origin(self, job: Job) -> Origin | None:
         """The origin of the line's answers; None if the line is invalid."""

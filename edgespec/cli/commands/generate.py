@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.batch.job import Shard
 from edgespec.cli.batch.own_format import MAX_ANSWERS
 from edgespec.cli.batch.result_file import ResultFile
 from edgespec.cli.batch.run import BatchRun, with_system
@@ -126,15 +125,6 @@ def generate(
         bool,
         option(_PANEL, "--unordered", "Write results as soon as they finish, in any order."),
     ] = False,
-    shard: Annotated[
-        str | None,
-        option(
-            _PANEL,
-            "--shard",
-            "Answer every Nth line of --input, starting at line K; 'edgespec merge' joins the parts.",
-            metavar="K/N",
-        ),
-    ] = None,
     ray: Annotated[
         str | None,
         option(
@@ -189,9 +179,8 @@ def generate(
         raise UsageError(f"--answers must be from 1 to {MAX_ANSWERS}, not {answers}.")
     if overwrite and (input_name is None or output_name is None):
         raise UsageError("--overwrite needs --input and --output.", "Add them, or leave out --overwrite.")
-    for name in ("shard", "ray"):
-        if is_on_command_line(called, name) and input_name is None:
-            raise UsageError(f"--{name} needs --input.", f"Add it, or leave out --{name}.")
+    if is_on_command_line(called, "ray") and input_name is None:
+        raise UsageError("--ray needs --input.", "Add it, or leave out --ray.")
     as_text = input_name is None and output_name is None and not output.as_json
     if logprobs is not None and as_text:
         raise UsageError("--logprobs needs --json, --input or --output.", "Add one, or leave out --logprobs.")
@@ -199,7 +188,6 @@ def generate(
     if score:
         given = {f"--{name}": is_on_command_line(called, name) for name in ("system", "answers")}
         _check_scoring(given | {"--ray": ray is not None}, has_input=input_name is not None)
-    part = None if shard is None or input_name is None else Shard.parse(shard)
     address = None
     if ray is not None and input_name is not None:
         from edgespec.cli.batch.cluster import RayAddress
@@ -215,8 +203,6 @@ def generate(
     loading = loading.with_(model=model, mmproj=mmproj, images=bool(images))
     together = loading.with_(parallel=AUTO if parallel is None else parallel)
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
-    if shard is not None and input_name is None:
-        terminal.warn(f"Ignored shard {shard}: there is no --input.")
     attached = read_attachments(files)
     if attached and prompt is None:
         prompt = attached.pop()[1].removesuffix("\n").removesuffix("\r")
@@ -242,7 +228,6 @@ def generate(
                 scores=score,
                 ordered=not unordered,
                 overwrite=overwrite,
-                shard=part,
                 ray=address,
             )
             batch.run(input_name, together)
