@@ -15,9 +15,9 @@ from functools import cached_property
 from typing import Any
 
 from edgespec.text.calls import harmony
-from edgespec.text.calls.derivation import Messages, derive, shown_answers
-from edgespec.text.calls.headers import Headers, ShownAnswers, TextTags, headers_of, text_tags_of
+from edgespec.text.calls.derivation import Messages, derive, shown_texts
 from edgespec.text.calls.syntax import GENERIC, CallSyntax, family_of, learned, listing_family_of
+from edgespec.text.calls.text_tags import TextTags, text_tags_of
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,6 @@ class AnswerFormat:
     def thought(self) -> ThoughtFormat | None:
         """The marks of thoughts; None if the model does not think."""
         known = self._known_thought
-        if known is None and self.headers is not None and self.headers.thought:
-            return self._thought_with_header(self.headers)
         tags = self.text_tags
         if known is not None or tags is None:
             return known
@@ -111,35 +109,16 @@ class AnswerFormat:
         )
 
     @cached_property
-    def headers(self) -> Headers | None:
-        """The headers of messages to several recipients; None if answers have none, or are in channels."""
-        return headers_of(self._answers)
-
-    @cached_property
     def text_tags(self) -> TextTags | None:
         """The tags around texts; None if there are none."""
-        return text_tags_of(self._answers) if self.headers is None else None
+        if self._known_thought is not None or self.in_channels:
+            return None
+        shown = shown_texts(self._shown)
+        return None if shown is None else text_tags_of(*shown)
 
     @cached_property
     def _known_thought(self) -> ThoughtFormat | None:
         return _thought(self._template, self._code)
-
-    @cached_property
-    def _answers(self) -> ShownAnswers:
-        if self._known_thought is not None or self.in_channels:
-            return ShownAnswers(None, None)
-        return shown_answers(self._shown)
-
-    def _thought_with_header(self, headers: Headers) -> ThoughtFormat:
-        text = headers.of(headers.text)
-        thought = ThoughtFormat(
-            headers.first(headers.thought),
-            headers.joint,
-            text,
-            (text, headers.first(headers.text)),
-            headers.again,
-        )
-        return _with_switches(thought, self._template, self._code)
 
     @cached_property
     def calls(self) -> CallSyntax:
@@ -151,11 +130,10 @@ class AnswerFormat:
                 self._shown,
                 thought_closes=self.thought.closes if self.thought is not None else "",
                 text_closes=self.text_tags.text_closes if self.text_tags is not None else "",
-                headers=self.headers,
                 is_end=self._is_end,
             )
             if derived is not None:
-                syntax = learned(derived, self._template, self.headers)
+                syntax = learned(derived, self._template)
                 return replace(syntax, shows_tools=self._shows_tools)
         return (listing_family_of(self._template) if self._shows_tools else None) or GENERIC
 

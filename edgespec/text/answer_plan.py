@@ -77,7 +77,7 @@ class AnswerPlanner:
         syntax = form.calls if config.offers_tools else None
         shown_only = bool(config.tools) and syntax is None and config.grammar is None
         thought = form.thought
-        if thought is None and syntax is None and not shown_only and form.headers is None:
+        if thought is None and syntax is None and not shown_only:
             return AnswerPlan(self._constraint(len(prompt), config.grammar))
         shown = self._shown(form, calls=bool(config.tools))
         opened = encoder.begins_in_thought(prompt)
@@ -86,12 +86,10 @@ class AnswerPlanner:
         if syntax is not None:
             offered = self._offered(syntax, config.tools, config.tool_choice, config.parallel_tool_calls)
         tools = offered.tools if offered is not None else ()
-        in_text = encoder.begins_in_text(prompt)
         parts = reader_of(
             form,
             opened=opened,
             budgeted=config.thinking.budget is not None,
-            in_text=in_text,
             tools=tools,
             fences=fences,
             prompt=prompt,
@@ -105,7 +103,7 @@ class AnswerPlanner:
             return AnswerPlan(None, parts, shown)
         calls = offered.grammar if offered is not None else None
         if shown_only:
-            calls = _no_calls(form.calls, config.tools, in_text=in_text)
+            calls = _no_calls(form.calls, config.tools)
         thinking = None if thought is None or not thinks else _thought(thought, syntax, config, opened=opened)
         matcher = self._answer_matcher(config, thinking, calls, shown, _text_opens(syntax))
         return AnswerPlan(self._constrained(len(prompt), matcher, config), parts, shown)
@@ -207,7 +205,7 @@ class AnswerPlanner:
         self, syntax: CallSyntax, tools: Sequence[Tool], *, required: bool, several: bool
     ) -> ToolCallGrammar:
         controls = self._controls(syntax)
-        others = syntax.more_triggers(tools, controls)
+        others = syntax.more_triggers(tools)
         return ToolCallGrammar(
             trigger=syntax.trigger.encode(),
             steps=syntax.steps(tools, controls, several=several),
@@ -217,8 +215,6 @@ class AnswerPlanner:
             required=required,
             other_triggers=tuple((trigger.encode(), steps) for trigger, steps in others.items()),
             prompt_end=_prompt_end(syntax),
-            joint=syntax.headers.joint.encode() if syntax.headers is not None else b"",
-            trigger_tells=syntax.headers is None,
         )
 
     def _fences(self, syntax: CallSyntax, config: GenerationConfig) -> FenceReader | None:
@@ -242,7 +238,6 @@ class AnswerPlanner:
         if key not in self._marks:
             thought = form.thought
             marks = [*form.calls.marks] if calls or form.in_channels else []
-            marks += form.headers.marks if form.headers is not None else ()
             marks += [form.text_tags.text_closes] if form.text_tags is not None else []
             if thought is not None:
                 marks += [thought.opens, thought.closes, thought.between, *thought.introductions]
@@ -267,7 +262,7 @@ class AnswerPlanner:
 def _thought(
     form: ThoughtFormat, syntax: CallSyntax | None, config: GenerationConfig, *, opened: bool
 ) -> Thought:
-    calls = syntax is not None and (syntax.in_channels or syntax.headers is not None)
+    calls = syntax is not None and syntax.in_channels
     return Thought(
         opens=form.opens.encode(),
         closes=form.closes.encode(),
@@ -279,30 +274,25 @@ def _thought(
     )
 
 
-def _no_calls(syntax: CallSyntax, tools: Sequence[Tool], *, in_text: bool) -> ToolCallGrammar:
+def _no_calls(syntax: CallSyntax, tools: Sequence[Tool]) -> ToolCallGrammar:
     """Expect nothing but text, although the prompt shows tools."""
     return ToolCallGrammar(
         trigger=syntax.trigger.encode(),
         steps=(),
         first_only=syntax.first_only,
         other_triggers=tuple((trigger.encode(), ()) for trigger in syntax.more_triggers(tools)),
-        prompt_end=b"" if in_text else _prompt_end(syntax),
-        trigger_tells=syntax.headers is None,
+        prompt_end=_prompt_end(syntax),
         forbidden=True,
     )
 
 
 def _prompt_end(syntax: CallSyntax) -> bytes:
     """The end of the prompt that may belong to the trigger of a call."""
-    if syntax.headers is not None:
-        return syntax.headers.again.encode()
     return harmony.ASSISTANT.encode() if syntax.in_channels else b""
 
 
 def _text_opens(syntax: CallSyntax | None) -> str:
     """The header of a text that might be a call instead; empty if there is none."""
-    if syntax is not None and syntax.headers is not None:
-        return syntax.headers.first(syntax.headers.text)
     return harmony.FINAL if syntax is not None and syntax.in_channels else ""
 
 

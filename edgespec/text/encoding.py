@@ -85,11 +85,6 @@ class Encoder:
             return False
         return self._end_of(tokens).rstrip().endswith(self.format.thought.opens.encode())
 
-    def begins_in_text(self, tokens: Sequence[int]) -> bool:
-        """True if a prompt ends with the header of a text, so that its answer begins within one."""
-        headers = self.format.headers if self.format is not None else None
-        return headers is not None and self._end_of(tokens).endswith(headers.of(headers.text).encode())
-
     def _end_of(self, tokens: Sequence[int]) -> bytes:
         return b"".join(self._vocabulary.piece(token, control=True) for token in tokens[-_LATEST:])
 
@@ -236,7 +231,7 @@ class Encoder:
         if form is None or answer.stop_string or not answer.tokens:
             return None
         prompt = [token for token in prompt[-_LATEST:] if token >= 0]  # without images
-        if form.in_channels or form.headers is not None or form.text_tags is not None:
+        if form.in_channels or form.text_tags is not None:
             return None
         if answer.tool_calls and form.calls.results_in_calls:
             return None
@@ -395,19 +390,13 @@ class Encoder:
         return messages, variables
 
     def _ending(self, text: str, config: GenerationConfig) -> list[PromptSegment]:
-        """Return what must follow a rendered conversation.
-
-        It is a closed thought if the model is not to think and cannot be told, and the header of a text if
-        nothing else may come.
-        """
+        """What must follow a rendered conversation: a closed thought if the model cannot be told not to think."""
         assert self.format is not None, "there is a template"
-        thought, headers = self.format.thought, self.format.headers
-        if thought is None and headers is not None and not config.offers_tools:
-            return [PromptSegment(headers.first(headers.text), literal=False)]
+        thought = self.format.thought
         if thought is None or thought.switch or config.thinking.enabled is not False:
             return []
         opened = text.rstrip().endswith(thought.opens)
-        calls = config.offers_tools and (self.format.in_channels or headers is not None)
+        calls = config.offers_tools and self.format.in_channels
         closed = thought.cut(calls=calls).lstrip() if opened else thought.skipped(calls=calls)
         return [PromptSegment(closed, literal=False)]
 

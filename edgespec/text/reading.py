@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
 
 from edgespec.generation.tools import Tool
 from edgespec.text.answer_format import AnswerFormat
 from edgespec.text.answer_parts import AnswerParts, PartsReader, call_id
 from edgespec.text.calls.fenced import FenceReader
 from edgespec.text.channels import ChannelParts
-from edgespec.text.header_parts import HeaderParts
 
 
 def reader_of(
@@ -19,7 +17,6 @@ def reader_of(
     *,
     opened: bool = False,
     budgeted: bool = False,
-    in_text: bool = False,
     tools: Sequence[Tool] = (),
     fences: FenceReader | None = None,
     prompt: Sequence[int] = (),
@@ -29,16 +26,11 @@ def reader_of(
     Args:
         opened: the prompt has opened a thought.
         budgeted: the length of thoughts is limited.
-        in_text: the prompt has the header of a text.
         tools: those that may be called.
         fences: decides which code fences are calls; None if none is.
         prompt: its tokens, from which the ids of calls are made.
     """
     identify = partial(call_id, tuple(prompt))
-    if form.headers is not None:
-        begins: Literal["", "thought", "text"] = "thought" if opened else "text" if in_text else ""
-        syntax = form.calls if tools else None
-        return HeaderParts(form.headers, begins=begins, syntax=syntax, tools=tools, call_id=identify)
     if form.thought is not None and form.thought.again and (form.in_channels or not tools):
         return ChannelParts(opened=opened, calls_tools=bool(tools), call_id=identify)
     syntax = form.calls if tools else None

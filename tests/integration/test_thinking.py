@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -192,10 +191,6 @@ CALLS = [
     (templates.GEMMA_4, "get_weather"),
     (CONTROL_MARKS, "get_weather"),
     (CONTROL_TAGS, "get_weather"),
-    (templates.RECIPIENTS, "get_weather"),
-    (templates.RECIPIENTS, "required"),
-    (templates.MARKED_RECIPIENTS, "get_weather"),
-    (templates.MARKED_RECIPIENTS, "required"),
     (templates.TEXT_TAGS, "get_weather"),
 ]
 
@@ -257,8 +252,6 @@ def test_tools_and_results_are_shown_to_the_model(loaded: Engine) -> None:
         (templates.QWEN_CODER, "<parameter=city>\nOslo\n</parameter>"),
         (templates.GLM, "<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>"),
         (templates.GPT_OSS, in_json),
-        (templates.RECIPIENTS, '>>>get_weather\n{"city": "Oslo"'),
-        (templates.MARKED_RECIPIENTS, '<a:parameter name="city">Oslo</a:parameter>'),
         (templates.TEXT_TAGS, '<|open|>argument key="city" type="string"<|sep|>Oslo<|close|>argument'),
         (
             templates.GEMMA_4,
@@ -273,7 +266,7 @@ def test_tools_and_results_are_shown_to_the_model(loaded: Engine) -> None:
                 assert part in text, (template, part)
             uncalled = rendered(engine, told, tools=(WEATHER,), tool_choice="none")
             assert uncalled.startswith(text), "the prefix is kept"
-            assert uncalled == text or template is templates.RECIPIENTS, "which has the header of a text"
+            assert uncalled == text
             end = engine.target.model.vocabulary.tokenize("<|im_end|>", control=True)
             harmless = engine.encoder.encode([*told[:2], {**told[2], "content": "Snow"}])
             assert engine.encoder.encode(told).count(end[0]) == harmless.count(end[0])
@@ -294,18 +287,11 @@ def test_gemma_thinks_in_a_channel(loaded: Engine) -> None:
         assert not answer.text.startswith("<|channel>")
 
 
-FRAMED = (templates.RECIPIENTS, templates.MARKED_RECIPIENTS, templates.TEXT_TAGS)
-TEXT_HEADERS = ("\n>>>all\n", "<|start|>assistant to=user<|message|>", "<|open|>response<|sep|>")
-
-
-@pytest.mark.parametrize(("template", "header"), list(zip(FRAMED, TEXT_HEADERS, strict=True)))
-def test_an_answer_that_can_only_be_a_text_gets_its_header(
-    loaded: Engine, template: str, header: str
-) -> None:
+def test_an_answer_that_can_only_be_a_text_gets_its_tag(loaded: Engine) -> None:
+    tag = "<|open|>response<|sep|>"
     begun = [*ASKED, {"role": "assistant", "content": "It is"}]
-    with speaking(loaded, template) as engine:
-        assert rendered(engine, think="off").endswith(header)
-        assert not rendered(engine, think="off", tools=(WEATHER,)).endswith("all\n")
+    with speaking(loaded, templates.TEXT_TAGS) as engine:
+        assert rendered(engine, think="off").endswith(tag)
         answer = engine.generate(ASKED, GenerationConfig(max_tokens=8, think="off"))
         assert (
             answer.text
@@ -317,18 +303,15 @@ def test_an_answer_that_can_only_be_a_text_gets_its_header(
             written={},  # type: ignore[arg-type]
         )
         spelled = b"".join(engine.target.model.vocabulary.piece(t, control=True) for t in tokens).decode()
-        assert (spelled.endswith(f"{header}It is"), own) == (True, None)
+        assert (spelled.endswith(f"{tag}It is"), own) == (True, None)
 
 
-@pytest.mark.parametrize(
-    ("template", "with_tools"),
-    slow_except([(templates.MARKED_RECIPIENTS, True)], itertools.product(FRAMED, (False, True))),
-)
-def test_a_form_holds_behind_the_header_of_a_text(loaded: Engine, template: str, with_tools: bool) -> None:
+@pytest.mark.parametrize("with_tools", slow_except([True], [False, True]))
+def test_a_form_holds_behind_the_tag_of_a_text(loaded: Engine, with_tools: bool) -> None:
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
     tools: Any = (WEATHER,) if with_tools else ()
     config = GenerationConfig(max_tokens=220, think="5", grammar=Grammar.of_schema(schema), tools=tools)
-    with speaking(loaded, template) as engine:
+    with speaking(loaded, templates.TEXT_TAGS) as engine:
         answer = engine.generate(ASKED, config)
     if answer.tool_calls:
         assert set(json.loads(answer.tool_calls[0].arguments)) <= {"city", "unit"}
@@ -337,11 +320,10 @@ def test_a_form_holds_behind_the_header_of_a_text(loaded: Engine, template: str,
         assert json.loads(answer.text)["n"] in (1, 2)
 
 
-@pytest.mark.parametrize("template", FRAMED)
-def test_calls_are_read_only_where_they_are_offered(loaded: Engine, template: str) -> None:
+def test_calls_are_read_only_where_they_are_offered(loaded: Engine) -> None:
     config = GenerationConfig(tools=(WEATHER,), think="off")  # type: ignore[arg-type]
-    answer, _ = Served.here(template).answer([("get_weather", {"city": "Oslo"})])
-    with speaking(loaded, template) as engine:
+    answer, _ = Served.here(templates.TEXT_TAGS).answer([("get_weather", {"city": "Oslo"})])
+    with speaking(loaded, templates.TEXT_TAGS) as engine:
         for choice, names in (("none", []), ("auto", ["get_weather"])):
             chosen = config.with_(tool_choice=choice)
             prompt = engine.encoder.encode(ASKED, config=chosen)

@@ -60,8 +60,6 @@ LEARNED = {
         *("FUNCTIONARY", "ACTIONS", "MINIMAX_2", "MINIMAX_3", "DSML", "SEED_CALLS", "NAMED_TAGS", "PYTHONIC"),
     )
 }
-# Those whose messages or texts have headers or tags.
-FRAMED = {name: getattr(templates, name) for name in ("RECIPIENTS", "MARKED_RECIPIENTS", "TEXT_TAGS")}
 HERMES = learned("Hermes", templates.QWEN)
 HERMES_OR_FENCES = learned("Hermes or fences", templates.QWEN_25)
 LLAMA = learned("Llama 3", templates.LLAMA)

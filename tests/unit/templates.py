@@ -451,40 +451,6 @@ LFM2 = (
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"
 )
 
-_SPELLED_PARAMETERS = (
-    "{%- for key, value in c.function.arguments | items %}"
-    "{{ '<a:parameter name=\"' + key + '\">' + (value if value is string else value | tojson) }}"
-    "{{ '</a:parameter>\\n' }}{%- endfor %}"
-)
-# Messages that name their recipients in words; the prompt ends with what each begins with.
-RECIPIENTS = (
-    "{%- if tools %}{{ (tools | tojson) + '\\n' }}{%- endif %}"
-    "{%- for m in messages %}{{ '<|' + m.role + '|>\\n' }}"
-    "{%- if m.role != 'assistant' %}{{ m.content }}{%- else %}"
-    "{%- if m.content %}{{ '>>>all\\n' + m.content }}{%- endif %}"
-    "{%- for c in m.tool_calls or [] %}"
-    "{{ '>>>' + c.function.name + '\\n' + c.function.arguments }}{%- endfor %}{%- endif %}"
-    "{{ '<|eot|>' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{ '<|assistant|>\\n>>>' }}{%- endif %}"
-)
-# Messages that name their recipients between marks: the user, the model itself, or a tool.
-MARKED_RECIPIENTS = (
-    "{%- if tools %}{{ '<|start|>system<|message|>' + (tools | tojson) + '<|eot|>' }}{%- endif %}"
-    "{%- for m in messages %}"
-    "{%- if m.role != 'assistant' %}{{ '<|start|>' + m.role + '<|message|>' + m.content + '<|eot|>' }}"
-    "{%- else %}"
-    "{%- if m.reasoning_content %}"
-    "{{ '<|start|>assistant to=self<|message|>' + m.reasoning_content + '<|eom|>' }}{%- endif %}"
-    "{%- for c in m.tool_calls or [] %}"
-    "{{ '<|start|>assistant to=' + c.function.name + '<|message|><a:calls>\\n<a:invoke name=\"' }}"
-    "{{ c.function.name + '\">\\n' }}" + _SPELLED_PARAMETERS + "{{ '</a:invoke>\\n</a:calls>' }}"
-    "{{ '<|eot|>' if loop.last else '<|eom|>' }}"
-    "{%- endfor %}"
-    "{%- if not m.tool_calls %}"
-    "{{ '<|start|>assistant to=user<|message|>' + m.content + '<|eot|>' }}{%- endif %}"
-    "{%- endif %}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{%- endif %}"
-)
 # Tags around thoughts, texts and calls alike.
 TEXT_TAGS = """\
 {%- macro tag(words) -%}{{- '<|open|>' + words + '<|sep|>' -}}{%- endmacro -%}

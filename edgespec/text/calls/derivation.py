@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.generation.tools import Tool
-from edgespec.text.calls.headers import Headers, ShownAnswers
 from edgespec.text.calls.layout import CallLayout, common_length
 from edgespec.text.calls.probes import (
     ANSWER,
@@ -55,7 +54,6 @@ class DerivedCalls:
     shows_results: bool  # the template shows what tools return
     arguments_as_text: bool  # the template takes arguments as JSON text, not as objects
     empty_content: str | None  # the content of a message without text that the template takes, "" or None
-    names_again: bool = False  # the name of a tool stands in the header of the message and in the call
 
 
 def derive(
@@ -63,7 +61,6 @@ def derive(
     *,
     thought_closes: str = "",
     text_closes: str = "",
-    headers: Headers | None = None,
     is_end: Callable[[str], bool] = lambda mark: False,
 ) -> DerivedCalls | None:
     """Learn how a template shows calls; None if it shows none, or in a way that layouts cannot express.
@@ -71,15 +68,17 @@ def derive(
     Args:
         thought_closes: the mark that ends a thought; what comes before it does not belong to a call.
         text_closes: the mark that ends a text.
-        headers: those of calls that are messages of their own.
         is_end: whether a mark is the text of a token that ends answers.
     """
-    return _Derivation(render, thought_closes, text_closes, headers, is_end).derived()
+    return _Derivation(render, thought_closes, text_closes, is_end).derived()
 
 
-def shown_answers(render: Render) -> ShownAnswers:
-    """The parts of answers that a template shows; thoughts and calls if it shows something before a text."""
-    return _Derivation(render, "", "", None, lambda mark: False).answers()
+def shown_texts(render: Render) -> tuple[str, str] | None:
+    """A thought with a text, and a text with a call, as a template shows them; None if it shows no such marks.
+
+    Both are what stands behind a question.
+    """
+    return _Derivation(render, "", "", lambda mark: False).texts()
 
 
 class _Derivation:
@@ -88,13 +87,11 @@ class _Derivation:
         render: Render,
         thought_closes: str,
         text_closes: str,
-        headers: Headers | None,
         is_end: Callable[[str], bool],
     ) -> None:
         self._render = render
         self._thought_closes = thought_closes
         self._text_closes = text_closes
-        self._headers = headers
         self._is_end = is_end
         self._as_text = False
         self._content: str | None = ""
@@ -102,25 +99,19 @@ class _Derivation:
         self._plain: list[str] = []
         self._probes: Sequence[Mapping[str, Any]] = ()
 
-    def answers(self) -> ShownAnswers:
+    def texts(self) -> tuple[str, str] | None:
         said = {"role": "assistant", "content": ANSWER}
-        prompt = self._body([], begin_answer=True)
-        if not prompt:
-            return ShownAnswers(prompt, None)
-        text = self._body([said])
-        if text is None or not text.startswith(prompt):
-            return ShownAnswers(prompt, text)
+        prompt, text = self._body([], begin_answer=True), self._body([said])
+        if not prompt or text is None or not text.startswith(prompt):
+            return None
         if not text[len(prompt) :].partition(ANSWER)[0].strip():
-            return ShownAnswers(prompt, text)
-        thought = self._body([{**said, "reasoning_content": THOUGHT}])
+            return None
+        thoughtful = self._body([{**said, "reasoning_content": THOUGHT}])
         for self._probes in TOOLS:
-            call = self._settled(ONE_VALUE)
-            if call is not None:
+            if self._settled(ONE_VALUE) is not None:
                 break
-        calls = self._shown([(NAMES[0], ONE_VALUE), (NAMES[1], ONE_VALUE)])
-        prompt = self._body([], begin_answer=True)
-        called = {**said, "tool_calls": [self._call(0, NAMES[0], ONE_VALUE)]}
-        return ShownAnswers(prompt, self._body([said]), thought, call, calls, self._body([called]))
+        calling = self._body([{**said, "tool_calls": [self._call(0, NAMES[0], ONE_VALUE)]}])
+        return (thoughtful, calling) if thoughtful and THOUGHT in thoughtful and calling else None
 
     def derived(self) -> DerivedCalls | None:
         plain = None
@@ -133,10 +124,8 @@ class _Derivation:
             return None
         self._plain = segments(plain)
         one = self._section(single)
-        both = None
-        if self._headers is None:
-            two = self._shown([(NAMES[0], ONE_VALUE), (NAMES[1], ONE_VALUE)])
-            both = self._section(two) if two is not None and NAMES[1] in two else None
+        two = self._shown([(NAMES[0], ONE_VALUE), (NAMES[1], ONE_VALUE)])
+        both = self._section(two) if two is not None and NAMES[1] in two else None
         split = SplitSection.of(one, both) if one is not None else None
         if one is None or split is None:
             return None
@@ -144,17 +133,7 @@ class _Derivation:
         if spelling is None or not _reads(spelling, trigger, one, is_json=is_json):
             return None
         results = self._shows_results()
-        single_only = both is None and self._headers is None
-        return DerivedCalls(
-            spelling,
-            trigger,
-            is_json,
-            single_only,
-            results,
-            self._as_text,
-            self._content,
-            self._headers is not None and bool(split.opens),
-        )
+        return DerivedCalls(spelling, trigger, is_json, both is None, results, self._as_text, self._content)
 
     def _spelling(self, split: SplitSection) -> tuple[LayoutSpelling | PythonicSpelling | None, str, bool]:
         """The spelling, its trigger, and whether that is part of JSON."""
@@ -164,8 +143,6 @@ class _Derivation:
         layout = split.layout() or self._tagged(split)
         if layout is None:
             return None, "", False
-        if self._headers is not None:
-            return LayoutSpelling(layout, ""), self._headers.again + self._headers.before, False
         trigger, is_json = self._trigger(layout.opens)
         spelling = LayoutSpelling(layout, "" if is_json else trigger)
         return (spelling if trigger else None), trigger, is_json
@@ -206,8 +183,6 @@ class _Derivation:
 
     def _section(self, shown: str) -> str | None:
         """The part of a rendering that an answer without calls has not."""
-        if self._headers is not None:
-            return self._message(shown, self._headers)
         parts = segments(shown)
         begin = common_length(parts, self._plain)
         end = common_length(parts[begin:][::-1], self._plain[begin:][::-1])
@@ -224,16 +199,6 @@ class _Derivation:
             behind = section.find(NAMES[0])
         ends = (mark.start() for mark in MARK.finditer(section, behind) if self._is_end(mark[0]))
         return section[: next(ends, len(section))]
-
-    def _message(self, shown: str, headers: Headers) -> str | None:
-        """The message of the first call, with the name before it if that stands in the header only."""
-        header = headers.first(NAMES[0])
-        _, found, message = shown.partition(header)
-        ends = [message.find(mark) for mark in (*headers.ends, headers.again)]
-        message = message[: min((end for end in ends if end >= 0), default=len(message))]
-        if not found:
-            return None
-        return message if NAMES[0] in message else NAMES[0] + headers.behind + message
 
     def _trigger(self, opens: str) -> tuple[str, bool]:
         """The beginning of a call's text that no other answer has, and whether it is part of JSON."""
@@ -273,7 +238,7 @@ class _Derivation:
 
 def _reads(spelling: LayoutSpelling | PythonicSpelling, trigger: str, section: str, *, is_json: bool) -> bool:
     """True if the call of a probe is read as it was."""
-    at = section.find(trigger)  # which is in the header, for a message of its own
+    at = section.find(trigger)
     text = section[at if is_json else at + len(trigger) :] if at >= 0 else section
     reader = spelling.reader([Tool.of(probe) for probe in TOOLS[-1]])
     name, arguments = "", ""

@@ -12,7 +12,7 @@ Source: https://cookbook.openai.com/articles/openai-harmony
 
 from __future__ import annotations
 
-from edgespec.text.structured_output.steps import ChoiceStep, FixedStep, GrammarStep
+from edgespec.text.structured_output.steps import ChoiceStep, GrammarStep
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -43,7 +43,7 @@ def step_of(tools: dict[str, str], trigger: str) -> ChoiceStep:
     kinds = _BEFORE_CHANNEL if trigger.startswith(START) else _BEHIND_CHANNEL
     return ChoiceStep(
         tuple(
-            (FixedStep(f"=functions.{name}{kind}{MESSAGE}"), GrammarStep(schema))
+            (f"=functions.{name}{kind}{MESSAGE}", GrammarStep(schema))
             for name, schema in tools.items()
             for kind in kinds
         )

@@ -10,12 +10,11 @@ from typing import Any, Protocol
 from edgespec.generation.tools import Tool
 from edgespec.text.calls import gemma, harmony
 from edgespec.text.calls.derivation import DerivedCalls
-from edgespec.text.calls.headers import Headers
 from edgespec.text.calls.layout import CallLayout
 from edgespec.text.calls.pythonic import PythonicSpelling
 from edgespec.text.calls.reader import CallReader
 from edgespec.text.calls.spelling import LayoutSpelling
-from edgespec.text.structured_output.steps import ChoiceStep, FixedStep, GrammarStep, Step
+from edgespec.text.structured_output.steps import GrammarStep, Step
 
 
 class CallSpelling(Protocol):
@@ -64,9 +63,6 @@ class CallSyntax:
     shows_calls: bool = True  # the template shows earlier calls itself
     shows_results: bool = True  # the template shows what tools return
     in_channels: bool = False  # a call is a message of its own, with its name in the header (`harmony`)
-    # those of calls that are messages of their own (`headers`); None if they are not
-    headers: Headers | None = None
-    names_again: bool = False  # behind such a header, the call has the tool's name, too
     in_fences: bool = False  # models of the family also write calls as JSON in a code fence (`fenced`)
     results_in_calls: bool = False  # the template wants results in the message of the calls (`gemma`)
     single: bool = False  # the template takes at most one call in a message
@@ -83,8 +79,6 @@ class CallSyntax:
         """The texts in it that may be control tokens."""
         if self.spelling is None:
             return harmony.MARKS
-        if self.headers is not None:
-            return (*self.headers.marks, *self.spelling.marks)
         return (self.trigger, *self.spelling.marks)
 
     def steps(
@@ -102,32 +96,12 @@ class CallSyntax:
         """
         if self.spelling is None:
             return (harmony.step_of({tool.name: tool.parameters for tool in tools}, self.trigger),)
-        if self.headers is not None:
-            behind = self.headers.behind
-            options = [(FixedStep(tool.name + behind), self._message(tool, controls or {})) for tool in tools]
-            return (ChoiceStep(tuple(options)),)
         grammar = self.spelling.grammar(tools, controls or {}, several=several)
         open_ended = several and self.spelling.goes_on
         return (GrammarStep(grammar, "grammar", open_ended=open_ended, quotes=self.spelling.quotes),)
 
-    def _message(self, tool: Tool, controls: Mapping[str, int]) -> GrammarStep:
-        """The step behind the header of a call of a tool."""
-        if not self.names_again:
-            return GrammarStep(tool.parameters)
-        assert self.spelling is not None, "it was learned"
-        grammar = self.spelling.grammar([tool], controls, several=False)
-        return GrammarStep(grammar, "grammar", quotes=self.spelling.quotes)
-
-    def more_triggers(
-        self, tools: Sequence[Tool], controls: Mapping[str, int] | None = None
-    ) -> dict[str, tuple[Step, ...]]:
-        """List other texts with which a call may begin, and what has to follow each.
-
-        Args:
-            controls: as `steps`.
-        """
-        if self.headers is not None:
-            return {self.headers.of(tool.name): (self._message(tool, controls or {}),) for tool in tools}
+    def more_triggers(self, tools: Sequence[Tool]) -> dict[str, tuple[Step, ...]]:
+        """List other texts with which a call may begin, and what has to follow each."""
         if not self.in_channels:
             return {}
         schemas = {tool.name: tool.parameters for tool in tools}
@@ -183,12 +157,8 @@ def listing_family_of(template: str) -> CallSyntax | None:
     return None
 
 
-def learned(derived: DerivedCalls, template: str, headers: Headers | None = None) -> CallSyntax:
-    """The syntax that renderings of a chat template (Jinja source) have shown.
-
-    Args:
-        headers: those of calls that are messages of their own.
-    """
+def learned(derived: DerivedCalls, template: str) -> CallSyntax:
+    """The syntax that renderings of a chat template (Jinja source) have shown."""
     # Qwen2.5 and what was tuned from it. Their successors, which think, keep to the marks.
     spelling = derived.spelling
     fences = isinstance(spelling, LayoutSpelling) and spelling.layout == HERMES_LAYOUT
@@ -204,8 +174,6 @@ def learned(derived: DerivedCalls, template: str, headers: Headers | None = None
         shows_results=derived.shows_results,
         arguments_as_text=derived.arguments_as_text,
         empty_content=derived.empty_content,
-        headers=headers,
-        names_again=derived.names_again,
     )
 
 

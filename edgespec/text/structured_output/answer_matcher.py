@@ -30,7 +30,6 @@ from edgespec.text.structured_output.stages import (
     thinking,
 )
 from edgespec.text.structured_output.steps import (
-    FixedStep,
     GrammarStep,
     Step,
     Thought,
@@ -160,15 +159,13 @@ class AnswerMatcher:
                 return self._behind_call(self.calls, data)
             return None if data.strip() else Finished(self)
         step, rest = steps[0], tuple(steps[1:])
-        if isinstance(step, FixedStep):
-            return self.literal(step.text, data, lambda more: self.follow(rest, more))
         if isinstance(step, GrammarStep):
             return self._in_grammar(self.matcher_for(step), rest, data, delimited=not step.open_ended)
         said = data.decode("utf-8", "replace")
         options = [
-            (tuple(self.tokenize(fixed.text[len(said) :])), (grammar, *rest))
+            (tuple(self.tokenize(fixed[len(said) :])), (grammar, *rest))
             for fixed, grammar in step.options
-            if fixed.text.startswith(said) and len(said) < len(fixed.text)
+            if fixed.startswith(said) and len(said) < len(fixed)
         ]
         return Choosing(self, options) if options else None
 
@@ -180,7 +177,7 @@ class AnswerMatcher:
         space = MAX_SPACE - (len(data) - len(next_call))
         if space < 0:
             return None
-        trigger = (calls.joint + calls.trigger).decode()
+        trigger = calls.trigger.decode()
         if next_call:
             return self.literal(trigger, next_call, lambda rest: self.call(calls.steps, rest))
         begins = self.tokenize(trigger)

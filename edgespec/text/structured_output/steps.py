@@ -1,16 +1,9 @@
-"""The steps of a structured answer: fixed texts, grammars, a thought, tool calls. Plain values."""
+"""The steps of a structured answer: grammars, a thought, tool calls. Plain values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
-
-
-@dataclass(frozen=True)
-class FixedStep:
-    """A text that has to come."""
-
-    text: str
 
 
 @dataclass(frozen=True)
@@ -29,10 +22,10 @@ class GrammarStep:
 class ChoiceStep:
     """One of several sequences, each of which begins with a fixed text."""
 
-    options: tuple[tuple[FixedStep, GrammarStep], ...]
+    options: tuple[tuple[str, GrammarStep], ...]
 
 
-Step = FixedStep | GrammarStep | ChoiceStep
+Step = GrammarStep | ChoiceStep
 
 
 @dataclass(frozen=True)
@@ -69,13 +62,9 @@ class ToolCallGrammar:
     required: bool = False  # the answer has to begin with one
     other_triggers: tuple[tuple[bytes, tuple[Step, ...]], ...] = ()  # further ones, and the steps behind each
     prompt_end: bytes = b""  # what the prompt ends with that a trigger may begin with
-    joint: bytes = b""  # what stands between a call and the trigger of another one
-    trigger_tells: bool = True  # the trigger alone tells a call from text; else only the other triggers do
     forbidden: bool = False  # none may be made, so nothing may follow a trigger
 
     @property
     def triggers(self) -> tuple[tuple[bytes, tuple[Step, ...]], ...]:
-        """Every trigger that tells a call from text, and the steps behind it."""
-        if not self.trigger_tells:
-            return self.other_triggers
+        """Every trigger, and the steps behind it."""
         return ((self.trigger, self.steps), *self.other_triggers)
