@@ -158,7 +158,7 @@ COMMANDS: Mapping[str, Command] = {
         "config",
         "config",
         "Show changed settings and where their values come from.",
-        ("edgespec config", "edgespec config --init"),
+        ("edgespec config",),
     ),
     "models": Command("models", "app", "Download, inspect, pair, widen and remove models."),
     "sessions": Command(

@@ -34,26 +34,6 @@ from edgespec.models.hub.external import FOLDERS
 VARIABLE = "EDGESPEC_CONFIG"
 MODELS_FOLDER = "models_folder"
 PRESETS = "presets"
-ELSEWHERE = "Set EDGESPEC_CONFIG to a file in a folder that you can write to."
-"""What to do if the file cannot be written."""
-TEMPLATE = """\
-# EdgeSpec's configuration. Names are those of the options, see 'edgespec chat --help'.
-# Flags come first, then environment variables (EDGESPEC_MEMORY), then this file.
-
-# model = "/models/large.gguf"
-# draft = "/models/small.gguf"
-# memory = "12GiB"
-# context = 8192
-# temperature = 0.7
-# models_folder = "/models"
-
-# [chat]
-# system = "Be brief."
-
-# [presets.reviewer]  # for --preset reviewer
-# model = "qwen3-8b"
-# system = "You review code."
-"""
 
 
 def config_path() -> Path:
@@ -109,7 +89,7 @@ def read_config(path: Path) -> dict[str, Any]:
         if is_named():
             raise UsageError(
                 f"EDGESPEC_CONFIG names {path}, which does not exist.",
-                "Correct it, unset it, or create the file: edgespec config --init",
+                "Correct it, unset it, or create the file.",
             ) from error
         return {}
     except OSError as error:

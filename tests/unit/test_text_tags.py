@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.text.reading import reader_of
 from tests.unit import templates
 from tests.unit.answering import ONE, TOOLS, TWO, Call, Served
-from edgespec.text.reading import reader_of
 
 SERVED = Served.here(templates.TEXT_TAGS)
 
@@ -33,7 +33,9 @@ def test_tags_around_texts_are_learned() -> None:
     assert form.text_tags.text_closes == "<|close|>response<|sep|>"
 
 
-@pytest.mark.parametrize("name", [n for n in vars(templates) if n.isupper() and n[0] != "_" and n != "TEXT_TAGS"])
+@pytest.mark.parametrize(
+    "name", [n for n in vars(templates) if n.isupper() and n[0] != "_" and n != "TEXT_TAGS"]
+)
 def test_other_templates_have_none(name: str) -> None:
     assert Served.here(getattr(templates, name)).form.text_tags is None
 
@@ -47,8 +49,9 @@ def test_calls_are_read_back(calls: list[Call]) -> None:
 
 @pytest.mark.parametrize("calls", [[], *TWO])
 def test_thoughts_come_before_texts_and_calls(calls: list[Call]) -> None:
-    text, opened = SERVED.answer(calls, thought="Hm,\nso.", text="" if calls else "Blue,\n\nof >>> course.")
-    assert SERVED.read_back(text, opened=opened) == (calls, "" if calls else "Blue,\n\nof >>> course.", "Hm,\nso.")
+    said = "" if calls else "Blue,\n\nof >>> course."
+    text, opened = SERVED.answer(calls, thought="Hm,\nso.", text=said)
+    assert SERVED.read_back(text, opened=opened) == (calls, said, "Hm,\nso.")
 
 
 def test_a_text_may_come_before_calls() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -58,24 +57,6 @@ def test_a_current_folder_that_was_removed(command: str, tmp_path: Path) -> None
     )
     assert done.returncode == 1
     assert done.stderr == "Error: The current folder no longer exists.\nChange to another one.\n"
-
-
-def test_a_new_configuration_that_has_no_room_leaves_no_file(tmp_path: Path) -> None:
-    file = tmp_path / "config.toml"
-
-    def leave_no_room() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-
-    command = [sys.executable, "-m", "edgespec", "config", "--init"]
-    environment = os.environ | {"EDGESPEC_CONFIG": str(file), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        command, env=environment, preexec_fn=leave_no_room, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert f"{file} cannot be written: " in done.stderr
-    assert not list(tmp_path.iterdir())
-    subprocess.run(command, env=environment, capture_output=True, check=True)
-    assert file.read_text().startswith("# EdgeSpec's configuration.")
 
 
 def test_a_profile_that_cannot_be_stored_is_not_measured(

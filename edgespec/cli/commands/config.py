@@ -1,9 +1,8 @@
-"""`edgespec config`: every setting, its value and where it comes from."""
+"""`edgespec config`: the settings that were changed, and where their values come from."""
 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,38 +12,25 @@ from edgespec.cli import config_file as settings
 from edgespec.cli.options.common import Yes, confirm_removal
 from edgespec.cli.options.declaration import option
 from edgespec.cli.options.from_file import checked_values, dashed, options_of, other_names, unknown
-from edgespec.cli.options.sampling import RECOMMENDABLE
 from edgespec.cli.screen.formatting import count, table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import EdgeSpecError, OutputError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.secret import forget_secret
-from edgespec.files.writing import atomic_write, writing_to
-from edgespec.generation.config import GenerationConfig
 from edgespec.models.hub.external import own_folders
 
 _FOLDERS = settings.MODELS_FOLDER.replace("_", "-")
 _SECRET = ("api-key",)
-_RECOMMENDED = ("chat", "run", "serve")  # commands that sample as a model's maker recommends
-_DEFAULTS = vars(GenerationConfig())
 # The first two must work even if the file is damaged; the others have nothing to set.
 WITHOUT_SETTINGS = ("config", "doctor", "pull", "list", "show", "rm", "ps", "sessions")
-_UNCHANGED = "default"
 _TABLES = {"run": "chat"}  # the table of a command, where it is not named after it
-
-
-_Row = tuple[str, str, str]
 
 
 def config(
     context: typer.Context,
     path: Annotated[
         bool, option(None, "--path", "Print the path of the configuration file.", variable=False)
-    ] = False,
-    init: Annotated[
-        bool,
-        option(None, "--init", "Create the configuration file, with commented examples.", variable=False),
     ] = False,
     forget: Annotated[
         bool,
@@ -57,13 +43,10 @@ def config(
         ),
     ] = False,
     yes: Yes = False,
-    everything: Annotated[
-        bool, option(None, "--all", "Also list settings that have their default values.", variable=False)
-    ] = False,
-    as_json: Annotated[bool, option(None, "--json", "Print all settings as a JSON object.")] = False,
+    as_json: Annotated[bool, option(None, "--json", "Print a JSON object.")] = False,
 ) -> None:
     """Show changed settings and where their values come from."""
-    file, terminal = settings.config_path(), Terminal()
+    file = settings.config_path()
     if path:
         results().text(f"{file}\n")
         return
@@ -71,10 +54,6 @@ def config(
         if not yes:
             confirm_removal("Delete what was learned, cached prompts, file indexes and trial loads?")
         results().text(f"{_forgotten()}\n")
-        return
-    if init:
-        _make(file)
-        terminal.note(f"Created {file}; every line in it is a comment.")
         return
     assert context.parent is not None
     commands: Any = context.parent.command
@@ -88,20 +67,17 @@ def config(
         results().record(record)
         return
     there = any(folder.is_dir() for folder in own_folders())
-    changed, unchanged = _rows(found)
+    changed = _rows(found)
     results().text(
-        f"File: {file}{'' if file.exists() else ' (does not exist; --init creates it)'}\n"
+        f"File: {file}{'' if file.exists() else ' (does not exist)'}\n"
         f"Models folder: {folders or 'none'}{'' if there else ' (does not exist)'}\n"
     )
     if presets:
         results().text(f"Presets: {', '.join(presets)}\n")
-    shown = changed + unchanged if everything else changed
-    if shown:
-        results().text("\n" + table((), shown))
-    if not everything:
-        others = count(len(unchanged), f"{'other ' if changed else ''}setting")
-        verb = "has its default value" if len(unchanged) == 1 else "have their default values"
-        terminal.note(f"{others} {verb}; 'edgespec config --all' lists them.")
+    if changed:
+        results().text("\n" + table((), changed))
+    else:
+        Terminal().note("All settings have their default values.")
 
 
 def defaults_from(file: Path, commands: Any) -> dict[str, dict[str, Any]]:
@@ -151,51 +127,27 @@ def _sources(command: Any, from_file: dict[str, Any], file: Path) -> dict[str, d
             found[name] = {"value": os.environ[variable], "from": f"{variable} in the environment"}
         elif parameter.name in from_file:
             found[name] = {"value": from_file[parameter.name], "from": str(file)}
-        else:
-            found[name] = _default(command.name, parameter)
-        if name in _SECRET and found[name]["value"] is not None:
+        if name in found and name in _SECRET:
             found[name]["value"] = "(not shown)"
     return found
 
 
-def _default(command: str, parameter: Any) -> dict[str, Any]:
-    """A setting that was not set. Where the library decides, "default" says what it takes, in words."""
-    value = parameter.default if not callable(parameter.default) else None
-    if value is not None:
-        return {"value": value, "from": _UNCHANGED}
-    recommended = command in _RECOMMENDED and parameter.name in RECOMMENDABLE
-    if parameter.name == "sampling":
-        return {"value": "recommended" if command in _RECOMMENDED else "greedy", "from": _UNCHANGED}
-    if recommended:
-        return {"value": None, "from": _UNCHANGED, "default": "recommended"}
-    if parameter.name in _DEFAULTS and _DEFAULTS[parameter.name] is not None:
-        return {"value": _DEFAULTS[parameter.name], "from": _UNCHANGED}
-    stated = re.search(r"Default: (.*?)\.$", parameter.help or "")
-    return {"value": None, "from": _UNCHANGED} | ({"default": stated[1]} if stated else {})
-
-
-def _rows(found: dict[str, dict[str, dict[str, Any]]]) -> tuple[list[_Row], list[_Row]]:
-    """Rows for people: those of changed values and the others, one for each value that commands differ in."""
-    changed: list[_Row] = []
-    unchanged: list[_Row] = []
-    for name in dict.fromkeys(name for settings_ in found.values() for name in settings_):
-        commands = [command for command, settings_ in found.items() if name in settings_]
+def _rows(found: dict[str, dict[str, dict[str, Any]]]) -> list[tuple[str, str, str]]:
+    """A row for each value of a setting, with the commands that have it where others have another one."""
+    rows: list[tuple[str, str, str]] = []
+    for name in dict.fromkeys(name for its in found.values() for name in its):
         groups: dict[tuple[str, str], list[str]] = {}
-        for command in commands:
-            entry = found[command][name]
-            groups.setdefault((_text(entry), entry["from"]), []).append(command)
-        for (value, source), its in groups.items():
-            where = "" if len(groups) == 1 and len(commands) > 1 else f" ({', '.join(its)})"
-            rows = unchanged if source == _UNCHANGED else changed
+        for command, its in found.items():
+            if name in its:
+                groups.setdefault((_text(its[name]["value"]), its[name]["from"]), []).append(command)
+        for (value, source), commands in groups.items():
+            where = "" if len(groups) == 1 and len(commands) > 1 else f" ({', '.join(commands)})"
             rows.append((name + where, value, source))
-    return changed, unchanged
+    return rows
 
 
-def _text(entry: dict[str, Any]) -> str:
+def _text(value: Any) -> str:
     """A setting's value for people."""
-    value = entry["value"]
-    if value is None or value == ():
-        return str(entry.get("default", "-"))
     if isinstance(value, bool):
         return ("no", "yes")[value]
     if isinstance(value, list | tuple):
@@ -223,12 +175,3 @@ def _forgotten() -> str:
         f"{count(indexes, 'index', 'indexes')} of files, {count(prompts, 'state')} of prompts, "
         f"and the outcomes of {count(trials, 'trial load')}."
     )
-
-
-def _make(file: Path) -> None:
-    if os.path.lexists(file):
-        raise OutputError(f"{file} already exists.", "Edit it, or move it away first.")
-    with writing_to(file, settings.ELSEWHERE):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(file) as new:  # a full disk must not leave half of it
-            new.write(settings.TEMPLATE.encode())

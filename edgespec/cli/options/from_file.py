@@ -70,7 +70,7 @@ def message_of(error: Any) -> str:
 
 def unknown(shown: str, key: str, known: list[str], file: Path) -> UsageError:
     """The error for a name in a file that is not that of an option."""
-    hint = did_you_mean(dashed(key), known, "'edgespec config' lists the names.")
+    hint = did_you_mean(dashed(key), known, "Names are those of the options; see 'edgespec chat --help'.")
     return UsageError(f"{file} sets '{shown}', but there is no such setting.", hint)
 
 
