@@ -34,8 +34,8 @@ from edgespec.errors import MemoryLimitError
 from edgespec.machine.cores import default_threads
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.synthesis.weightless import ModelShape
 from edgespec.models.gguf.types import GGUFHeader
+from edgespec.models.gguf.weightless import ModelShape
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import inspect_model
 from edgespec.planning import host_products

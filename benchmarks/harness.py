@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 
 from benchmarks.capped import run_capped
-from edgespec.models.gguf.synthesis.weightless import ModelShape, hollow_files
+from edgespec.models.gguf.weightless import ModelShape, hollow_files
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:

@@ -17,7 +17,7 @@ from benchmarks.harness import parser_of, print_head, write_hollow
 from edgespec.base.progress import no_progress
 from edgespec.config import Config
 from edgespec.errors import MemoryLimitError
-from edgespec.models.gguf.synthesis.weightless import ModelShape
+from edgespec.models.gguf.weightless import ModelShape
 from edgespec.models.hub import catalog
 from edgespec.planning.report.model_report import plan_for
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key

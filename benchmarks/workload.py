@@ -13,8 +13,8 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from benchmarks.pruning import write_pruned
+from benchmarks.widen import widen
 from edgespec.llama.quantize import make_drafter
-from edgespec.models.gguf.synthesis.widen import widen
 from edgespec.models.hub import catalog
 
 FOLDER = Path(os.environ.get("EDGESPEC_BENCH_MODELS", user_cache_path("edgespec") / "bench-models"))

@@ -22,12 +22,12 @@ from hypothesis import HealthCheck, settings
 
 import edgespec
 from benchmarks.pruning import write_pruned
+from benchmarks.widen import widen
 from edgespec.images import reader
 from edgespec.kernels import setting as kernels_setting
 from edgespec.kernels.native.build import SOURCES, reports_folder
 from edgespec.kernels.report_store import ensure_report
 from edgespec.llama.quantize import make_drafter
-from edgespec.models.gguf.synthesis.widen import widen
 from edgespec.processes.trial import Verdict, attempt_in_child
 from tests.tiers import QUICK, THOROUGH
 

@@ -160,7 +160,7 @@ COMMANDS: Mapping[str, Command] = {
         "Show changed settings and where their values come from.",
         ("edgespec config",),
     ),
-    "models": Command("models", "app", "Download, inspect, pair, widen and remove models."),
+    "models": Command("models", "app", "Download, inspect, pair and remove models."),
     "sessions": Command(
         "sessions", "app", "List, show and remove conversations saved with chat --session NAME."
     ),

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.gguf.synthesis.weightless import ModelShape, hollow_files
+from edgespec.models.gguf.weightless import ModelShape, hollow_files
 
 # Of Llama 3.1 8B, of a dense 27B with attention in every layer, and one that a worker computes.
 SHAPES = {

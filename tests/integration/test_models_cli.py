@@ -13,16 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.widen import widen
 from edgespec.base.progress import no_progress
 from edgespec.config import Config
 from edgespec.drafting.pair_check import examine_pair
 from edgespec.errors import HubError
 from edgespec.files.user_folders import cache_folder, nearest_existing
 from edgespec.images.projector import find_projector
-from edgespec.llama.quantize import make_drafter
 from edgespec.machine.cores import default_threads, thread_counts
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.synthesis.widen import widen
 from edgespec.models.gguf.types import BLOCK_SIZES
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import inspect_model, same_vocabulary
@@ -34,7 +33,6 @@ from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key, machine
 from tests.fuzz.headers import small_model
 from tests.hub_server import HubServer
 from tests.program import run_captured as run
-from tests.tiny import write_tiny
 from tests.tiny_images import write_projector
 
 REPO = "acme/Small-GGUF"
@@ -329,21 +327,6 @@ def test_the_catalog_is_listed(server: HubServer, capsys: pytest.CaptureFixture[
     assert "llama3.1-8b, llama3.2-3b, llama3.2-1b" in line
     code, out, _ = run(capsys, "models", "list", "--all", "--json")
     assert len(json.loads(out)["catalog"]) == len(catalog.entries())
-
-
-def test_widen_from_the_command_line(
-    smol_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plain = write_tiny(tmp_path / "plain.gguf", "llama", smol_path)
-    small = make_drafter(plain, tmp_path / "small.gguf", quantization="q4_0")
-    wide = tmp_path / "wide.gguf"
-    code, out, _ = run(capsys, "models", "widen", str(small), str(wide), "--size", "20MB", "--json")
-    assert code == 0
-    assert json.loads(out) == {"path": str(wide), "bytes": wide.stat().st_size, "widened_from": str(small)}
-    code, _, err = run(capsys, "models", "widen", str(small), str(wide), "--size", "20MB")
-    assert (code, "already exists." in err) == (2, True)
-    code, out, _ = run(capsys, "models", "show", str(wide))
-    assert f"from {small.name}: larger, with the same answers" in out
 
 
 def test_help_imports_nothing_heavy() -> None:

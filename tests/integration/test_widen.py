@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,12 +11,10 @@ import numpy as np
 import pytest
 
 import edgespec
-from edgespec.cli.main import main
-from edgespec.errors import ModelFileError, OutputError, UsageError
+from benchmarks.widen import widen
 from edgespec.generation.config import GenerationConfig
 from edgespec.llama.quantize import make_drafter
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.synthesis.widen import widen
 from tests.tiny import write_tiny
 
 PROMPT = "Why is the sky blue?"
@@ -60,35 +56,12 @@ def test_a_widened_model_says_the_same(
     assert [entry.name for entry in tmp_path.iterdir()] == ["wide.gguf"]
 
 
-def test_a_model_is_not_replaced_by_its_widened_copy(
-    tiny: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = tmp_path / "model.gguf"
-    model.write_bytes(tiny("q4_0").read_bytes())
-    before, link = model.read_bytes(), tmp_path / "link.gguf"
-    link.symlink_to(model)
-    for destination in (model, link):
-        assert main(["models", "widen", str(model), str(destination), "--size", "100MB", "--force"]) == 2
-        assert f"{destination} is the model itself." in " ".join(capsys.readouterr().err.split())
-    assert model.read_bytes() == before
-
-
-@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="names of files are always text there")
-def test_a_name_that_is_no_text_is_written_as_one(tiny: Callable[[str], Path], tmp_path: Path) -> None:
-    source = tmp_path / os.fsdecode(b"caf\xe9.gguf")
-    source.symlink_to(tiny("q4_0"))
-    path = widen(source, tmp_path / "wide.gguf", source.stat().st_size + 10_000_000)
-    assert read_header(path).metadata["edgespec.widened_from"] == "caf\ufffd.gguf"
-
-
 def test_mixed_k_quantizations_are_widened(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     source = tiny("q4_k_m")
     kinds = {tensor.type_id for tensor in read_header(source).tensors if "ffn_down" in tensor.name}
     assert len(kinds) > 1
-    told: list[float] = []
     size = source.stat().st_size + 20_000_000
-    path = widen(source, tmp_path / "wide.gguf", size, on_progress=lambda _, done: told.append(done))
-    assert told == sorted(told) != []
+    path = widen(source, tmp_path / "wide.gguf", size)
     texts = []
     for model in (source, path):
         with edgespec.load(model, draft="none", exact=False, context=128) as engine:
@@ -97,13 +70,10 @@ def test_mixed_k_quantizations_are_widened(tiny: Callable[[str], Path], tmp_path
     assert len(texts[0]) > 1
 
 
-def test_what_cannot_be_widened_is_named(tiny: Callable[[str], Path], tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="is IQ4_NL, which cannot be widened") as caught:
+def test_what_cannot_be_widened_is_refused(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be widened"):
         widen(tiny("iq4_nl"), tmp_path / "wide.gguf", 10**9)
-    assert "Q4_0, Q4_1" in caught.value.hint
-    with pytest.raises(OutputError, match=r"would take 1,152,921,504,606,846,976 bytes, and"):
-        widen(tiny("q4_0"), tmp_path / "wide.gguf", 1 << 60)
-    with pytest.raises(UsageError, match="bytes; 1000 must be larger"):
+    with pytest.raises(ValueError, match="bytes; 1000 must be larger"):
         widen(tiny("q4_0"), tmp_path / "wide.gguf", 1000)
     assert list(tmp_path.iterdir()) == []
 

@@ -12,7 +12,7 @@ from edgespec.text.template import ChatTemplate
 from tests.clients.llama_cpp_source import chat_templates
 from tests.unit.answering import ONE, TWO, Served
 
-OTHERS = ("functionary-medium-v3.2", "Muse")  # messages that name their recipients are not supported
+OTHERS = ("functionary-medium-v3.2", "muse-glimmer")  # messages that name their recipients are not supported
 
 
 @pytest.mark.slow

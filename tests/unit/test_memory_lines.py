@@ -10,7 +10,7 @@ from edgespec.config import Config
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.images.facts import ProjectorFacts
 from edgespec.machine.memory import FreeMemory
-from edgespec.models.gguf.synthesis.weightless import ModelShape, hollow_files
+from edgespec.models.gguf.weightless import ModelShape, hollow_files
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.memory.needs import BESIDE_STREAM_ROWS, MAX_PROMPT_ROWS
 from edgespec.planning.planner import Planner

@@ -9,8 +9,8 @@ import pytest
 from edgespec.config import Config
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.layers import LOOKED_UP, ModelFiles
-from edgespec.models.gguf.synthesis.weightless import ModelShape, hollow_files
 from edgespec.models.gguf.types import TensorInfo
+from edgespec.models.gguf.weightless import ModelShape, hollow_files
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.planner import Planner
 from edgespec.profiles.store import ProfileStore

@@ -1,4 +1,4 @@
-"""`edgespec models`: fetch models, see what they are, pair, widen and remove them."""
+"""`edgespec models`: fetch models, see what they are, pair and remove them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.base.progress import no_progress
-from edgespec.base.units import parse_size, readable_rate
+from edgespec.base.units import readable_rate
 from edgespec.cli.options.common import Yes, confirm_removal
 from edgespec.cli.options.declaration import Json, Quiet, command_group, option
 from edgespec.cli.screen.formatting import in_columns, table
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgespec.models.hub.catalog import CatalogEntry
     from edgespec.planning.report.repository import RepositoryPlan
 
-app = command_group("models", "Download, inspect, pair, widen and remove models.")
+app = command_group("models", "Download, inspect, pair and remove models.")
 
 Model = Annotated[str, typer.Argument(help="Path, catalog name or org/repo[:quant].", metavar="MODEL")]
 
@@ -257,43 +257,6 @@ def pair(
         results().text(found.conclusion + "\n")
     if not found.fits:
         raise typer.Exit(1)
-
-
-@app.command(epilog="Example:\n\nedgespec models widen small.gguf large.gguf --size 20GiB")
-def widen(
-    source: Annotated[str, typer.Argument(help="The model to make larger.", metavar="SRC")],
-    destination: Annotated[str, typer.Argument(help="Output file.", metavar="DST")],
-    size: Annotated[
-        str, option(None, "--size", "Approximate size of the result.", variable=False, metavar="SIZE")
-    ],
-    force: Annotated[bool, option(None, "--force", "Overwrite an existing file.", variable=False)] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Make a model larger without changing its answers, for benchmarks."""
-    wanted = parse_size(size)
-
-    from edgespec.base.units import readable
-    from edgespec.models.gguf.header import read_header
-    from edgespec.models.gguf.synthesis.widen import widen as make
-    from edgespec.models.hub import catalog
-
-    terminal = Terminal(quiet=quiet)
-    output = expanded(destination)
-    if output.exists() and not force:
-        raise UsageError(f"{output} already exists.", "Choose another name, or add --force.")
-    with terminal.working() as progress:
-        path = catalog.find(source, progress)
-        read_header(path)  # refuses what is damaged
-        if output.exists() and output.samefile(path):
-            raise UsageError(f"{output} is the model itself.", "Choose another name.")
-        make(path, output, wanted, on_progress=progress)
-    n_bytes = output.stat().st_size
-    if as_json:
-        results().record({"path": str(output), "bytes": n_bytes, "widened_from": str(path)})
-    else:
-        results().text(f"{output}\n")
-        terminal.note(f"{readable(n_bytes)}, widened; it answers as {path.name} does.")
 
 
 @app.command(epilog="Example:\n\nedgespec models remove llama3.2-3b")

@@ -21,7 +21,7 @@ from edgespec.base.progress import Progress
 from edgespec.errors import HubError, ModelFileError, UsageError, similar, which_of
 from edgespec.files.user_folders import expanded
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.synthesis.weightless import QUANTIZATIONS, ModelShape, hollow_files
+from edgespec.models.gguf.weightless import QUANTIZATIONS, ModelShape, hollow_files
 from edgespec.models.hub.external import external_models, find_external
 from edgespec.models.hub.names import (
     FoundModel,

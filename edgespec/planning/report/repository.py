@@ -18,7 +18,7 @@ from edgespec.measure.threads import planned_threads
 from edgespec.models.gguf.embedding import embedding_shape
 from edgespec.models.gguf.head_family import head_family
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.synthesis.weightless import QUANTIZATIONS
+from edgespec.models.gguf.weightless import QUANTIZATIONS
 from edgespec.models.hub import catalog
 from edgespec.models.hub.cache import cached_models
 from edgespec.models.hub.inspection import InspectedModel, RemoteHeaders

@@ -1,18 +1,19 @@
-"""Making a model larger without changing its output, as a stand-in for models too large to download.
+"""Makes a model larger without changing its output, as a stand-in for models too large to download.
+
+    python -m benchmarks.widen small.gguf large.gguf 20GiB
 
 Every feed-forward block gets additional hidden units that have no effect: their rows in the gate and up
 projections are noise, their columns in the down projection are zero. The tokens are those of the small model,
 the bytes and the arithmetic those of a large one. Figures from such a model must be labelled as widened.
 
-The result is written tensor by tensor, so it may be larger than memory, and is never half a model. Its
-metadata
-says what it is: `general.name` ends in "(widened)", and `edgespec.widened_from` names the original.
+The result is written tensor by tensor, so it may be larger than memory. Its metadata says what it is:
+`general.name` ends in "(widened)", and `edgespec.widened_from` names the original.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +24,8 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from edgespec.base.progress import Progress
-from edgespec.errors import ModelFileError, OutputError, UsageError
-from edgespec.files.writing import atomic_large_write, writing_to
-from edgespec.printable import printable
+from edgespec.base.units import parse_size
+from edgespec.files.writing import atomic_large_write
 
 Bytes = NDArray[np.uint8]
 
@@ -55,73 +54,23 @@ _BLOCKS: dict[Kind, _BlockFormat] = {
 }
 
 
-def widen(
-    source: Path,
-    destination: Path,
-    target_bytes: int,
-    *,
-    on_progress: Progress | None = None,
-) -> Path:
-    """Write a model of about `target_bytes` that gives the same tokens as `source`.
-
-    Args:
-        on_progress: called with what is being done and the fraction done.
-
-    Returns:
-        `destination`.
-
-    Raises:
-        ModelFileError: `source` has no feed-forward blocks of a kind that can be widened.
-        UsageError: `source` is larger than that already.
-        OutputError: `destination` cannot be written.
-    """
+def widen(source: Path, destination: Path, target_bytes: int) -> Path:
+    """Write a model of about `target_bytes` that gives the same tokens as `source`; returns `destination`."""
     reader = gguf.GGUFReader(source)
     wide = [tensor for tensor in reader.tensors if _FEED_FORWARD.fullmatch(tensor.name)]
-    if not wide:
-        raise ModelFileError(
-            f"'{source}' has no dense feed-forward blocks to widen.",
-            "Use one that has some, such as a llama.",
-        )
-    for tensor in wide:
-        if tensor.tensor_type not in _BLOCKS:
-            raise ModelFileError(
-                f"{tensor.name} of '{source}' is {tensor.tensor_type.name}, which cannot be widened.",
-                f"Requantize it to one of {', '.join(kind.name for kind in _BLOCKS)}.",
-            )
+    kinds = {tensor.tensor_type for tensor in wide}
+    if not wide or kinds - _BLOCKS.keys():
+        raise ValueError(f"{source} cannot be widened: dense feed-forward blocks of {[*_BLOCKS]} can")
     key = f"{_text(reader, 'general.architecture')}.feed_forward_length"
     units = int(reader.fields[key].contents())
     a_unit = sum(int(tensor.n_bytes) for tensor in wide) / units
     extra = round((target_bytes - source.stat().st_size) / a_unit / _STEP) * _STEP
     if extra <= 0:
-        raise UsageError(
-            f"'{source}' has {source.stat().st_size} bytes; {target_bytes} must be larger.",
-            "Use a larger size.",
-        )
-    _check_room(destination, target_bytes)
+        raise ValueError(f"{source} has {source.stat().st_size} bytes; {target_bytes} must be larger")
     partial = destination.with_name(destination.name + ".partial")
-
-    def report(fraction: float) -> None:
-        if on_progress is not None:
-            on_progress(f"Writing {destination.name}", fraction)
-
-    with (
-        writing_to(f"'{destination}'", "Check the free disk space."),
-        atomic_large_write(destination, partial),
-    ):
-        _write(reader, partial, source, {key: units + extra}, extra, report)
+    with atomic_large_write(destination, partial):
+        _write(reader, partial, source, {key: units + extra}, extra)
     return destination
-
-
-def _check_room(destination: Path, n_bytes: int) -> None:
-    try:
-        free = shutil.disk_usage(destination.absolute().parent).free
-    except OSError:
-        return  # opening the file says what is wrong with the folder
-    if free < n_bytes:
-        raise OutputError(
-            f"'{destination}' would take {n_bytes:,} bytes, and {free:,} are free there.",
-            "Lower --size, or choose another disk.",
-        )
 
 
 def _write(
@@ -130,7 +79,6 @@ def _write(
     source: Path,
     changed: dict[str, int],
     extra: int,
-    report: Callable[[float], None],
 ) -> None:
     writer = gguf.GGUFWriter(path, _text(reader, "general.architecture"))
     for name, entry in reader.fields.items():
@@ -139,8 +87,8 @@ def _write(
         value = changed.get(name, entry.contents())
         kind = entry.types[0]
         writer.add_key_value(name, value, kind, sub_type=entry.types[-1] if len(entry.types) > 1 else None)
-    writer.add_string("general.name", f"{_text(reader, 'general.name') or printable(source.stem)} (widened)")
-    writer.add_string("edgespec.widened_from", printable(source.name))
+    writer.add_string("general.name", f"{_text(reader, 'general.name') or source.stem} (widened)")
+    writer.add_string("edgespec.widened_from", source.name)
     for tensor in reader.tensors:
         rows = [int(n) for n in reversed(tensor.shape)]
         match = _FEED_FORWARD.fullmatch(tensor.name)
@@ -164,8 +112,7 @@ def _write(
     assert writer.fout is not None
     out = writer.fout[0]
     noise = np.random.default_rng(0)
-    for number, tensor in enumerate(reader.tensors):
-        report(number / len(reader.tensors))
+    for tensor in reader.tensors:
         writer.write_padding(out, out.tell())
         data: Bytes = np.ascontiguousarray(tensor.data).view(np.uint8)
         match = _FEED_FORWARD.fullmatch(tensor.name)
@@ -204,3 +151,7 @@ def _write_noise(
 def _text(reader: gguf.GGUFReader, name: str) -> str:
     entry = reader.fields.get(name)
     return str(entry.contents()) if entry else ""
+
+
+if __name__ == "__main__":
+    print(widen(Path(sys.argv[1]), Path(sys.argv[2]), parse_size(sys.argv[3])))

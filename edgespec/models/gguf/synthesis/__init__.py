@@ -1,1 +1,0 @@
-"""Models that are made, not downloaded: larger ones, mixtures, and headers without weights."""
