@@ -68,10 +68,6 @@ class Batch:
         assert out == ""
         return self.program.returncode, self.errors.read_text()
 
-    def engines(self) -> list[psutil.Process]:
-        """The processes in which engines run."""
-        return [process for process in self.children() if "ray::MapWorker" in _title(process)]
-
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait until something is so."""
 
@@ -147,52 +143,6 @@ def expected(batch: Callable[..., Batch], known: list[Any]) -> list[Any]:
     return known
 
 
-def test_a_killed_engine_leaves_its_lines_to_others(batch: Callable[..., Batch], expected: list[Any]) -> None:
-    """One of two engines is held, so that it has lines for certain, and then killed."""
-    running = batch("--ray", "local:2")
-    running.wait_for(lambda: len(running.engines()) == 2)
-    held = running.engines()[0]
-    held.suspend()
-    running.wait_for(lambda: running.results() >= 5)  # of the other engine, and of the invalid line
-    held.kill()
-    code, err = running.end()
-    assert code == 1, err
-    assert "Lost an engine. Asking " in err
-    assert _compared(running.output) == expected
-
-
-def test_a_batch_continues_with_and_without_a_cluster(
-    batch: Callable[..., Batch], expected: list[Any]
-) -> None:
-    for flags, lines in ((["--ray", "local"], LINES[:5]), ([], LINES[:10]), (["--ray", "local:2"], LINES)):
-        running = batch(*flags, lines=lines)
-        code, err = running.end()
-        assert (code, " already done" in err) == (1, lines != LINES[:5]), err
-    assert _compared(running.output) == expected
-
-
-def test_ctrl_c_ends_a_batch_on_a_cluster(batch: Callable[..., Batch]) -> None:
-    lines = [{"prompt": f"Count to {number}.", "max_tokens": 200} for number in range(50)]
-    running = batch("--ray", "local", lines=lines)
-    running.wait_for(lambda: running.results() >= 1)
-    left = running.children()
-    os.killpg(running.program.pid, signal.SIGINT)  # as a terminal does: every process gets it
-    code, err = running.end()
-    assert code == 130
-    assert "Interrupted" in err
-    assert "Traceback" not in err
-    assert psutil.wait_procs(left, timeout=PATIENCE_S)[1] == []
-    assert 1 <= running.results() < 50
-
-
-def test_a_wrong_address_is_told_at_once(batch: Callable[..., Batch]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    code, err = batch("--ray", f"127.0.0.1:{port}").end()
-    assert code == 1
-    assert err.startswith(f"Error: There is no Ray cluster at 127.0.0.1:{port}: ")
-
-
 class _Nodes:
     """A cluster of two nodes; see tests/ray_nodes.py."""
 
@@ -206,6 +156,11 @@ class _Nodes:
         )
         assert self.program.stdout is not None
         self.address = self.program.stdout.readline().strip()
+
+    def engines(self) -> list[psutil.Process]:
+        """The processes in which engines run."""
+        children = psutil.Process(self.program.pid).children(recursive=True)
+        return [process for process in children if "ray::MapWorker" in _title(process)]
 
     def end_second(self) -> None:
         """Let the second node crash."""
@@ -249,3 +204,50 @@ def test_nodes_may_lack_the_model_and_may_be_lost(
     code, err = running.end()
     assert code == 0, err
     assert [record["id"] for record in records(running.output.read_text())] == list(range(60))
+
+
+def test_a_killed_engine_leaves_its_lines_to_others(
+    nodes: _Nodes, batch: Callable[..., Batch], expected: list[Any]
+) -> None:
+    """One of two engines is held, so that it has lines for certain, and then killed."""
+    running = batch("--ray", nodes.address)
+    running.wait_for(lambda: len(nodes.engines()) == 2)
+    held = nodes.engines()[0]
+    held.suspend()
+    running.wait_for(lambda: running.results() >= 5)  # of the other engine, and of the invalid line
+    held.kill()
+    code, err = running.end()
+    assert code == 1, err
+    assert "Lost an engine. Asking " in err
+    assert _compared(running.output) == expected
+
+
+def test_a_batch_continues_with_and_without_a_cluster(
+    nodes: _Nodes, batch: Callable[..., Batch], expected: list[Any]
+) -> None:
+    on_cluster = ["--ray", nodes.address]
+    for flags, lines in ((on_cluster, LINES[:5]), ([], LINES[:10]), (on_cluster, LINES)):
+        running = batch(*flags, lines=lines)
+        code, err = running.end()
+        assert (code, " already done" in err) == (1, lines != LINES[:5]), err
+    assert _compared(running.output) == expected
+
+
+def test_ctrl_c_ends_a_batch_on_a_cluster(nodes: _Nodes, batch: Callable[..., Batch]) -> None:
+    lines = [{"prompt": f"Count to {number}.", "max_tokens": 200} for number in range(50)]
+    running = batch("--ray", nodes.address, lines=lines)
+    running.wait_for(lambda: running.results() >= 1)
+    os.killpg(running.program.pid, signal.SIGINT)  # as a terminal does: every process gets it
+    code, err = running.end()
+    assert code == 130
+    assert "Interrupted" in err
+    assert "Traceback" not in err
+    assert 1 <= running.results() < 50
+
+
+def test_a_wrong_address_is_told_at_once(batch: Callable[..., Batch]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    code, err = batch("--ray", f"127.0.0.1:{port}").end()
+    assert code == 1
+    assert err.startswith(f"Error: There is no Ray cluster at 127.0.0.1:{port}: ")

@@ -7,10 +7,8 @@ import os
 import pickle
 import queue
 import re
-import secrets
 import signal
 import socket
-import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
@@ -33,56 +31,26 @@ from edgespec.engine.requests import Event, Request, RequestQueue, RequestSource
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.files.user_folders import expanded
 from edgespec.generation.result import Chunk, Generation
-from edgespec.machine.cores import default_threads
-from edgespec.machine.probe import available_memory
 from edgespec.processes.children import environment_set
 from edgespec.version import __version__
 
-_MAX_ENGINES = 64
 _USUAL_TEXTS = 16  # answers at once, where --parallel says nothing
 _MAX_LOSSES = 3  # engines that may end with a request: it may be what ends them
 _MAX_BLOCKS = 10_000
 _LOOK_S = 0.1
 _REACH_S = 5.0
-_OBJECT_STORE_BYTES = 80 << 20  # Ray's least; prompts and answers are small
-_LONGEST_FOLDER = 40  # characters: paths of sockets have 107, of which Ray takes more than 60
-_FRAME_HEADER, _SETTINGS_FRAME = 9, 4  # bytes, and the type in the fourth of them: RFC 9113, section 4.1
-_HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS_FRAME, 0, 0, 0, 0, 0])
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # engines see the devices that they would see without Ray
 }
-_LOCAL_SETTINGS = {
-    # Addresses of this machine are taken to be 127.0.0.1, so that nothing listens to the network.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_AUTH_MODE": "token",
-    # Engines have a memory budget of their own, and more is not taken from them when memory gets scarce.
-    "RAY_memory_monitor_refresh_ms": "0",
-}
 
 
-@dataclass(frozen=True)
-class RayAddress:
-    """The value of `--ray`."""
-
-    # As Ray takes it: HOST:PORT, or "auto" for the cluster that this machine belongs to. "local" starts one
-    # here, for this run only.
-    address: str
-    engines: int = 1  # how many to load on each node
-
-    @classmethod
-    def parse(cls, text: str) -> RayAddress:
-        """The address that people write as "local", "local:2", "auto" or "10.0.0.1:6379"."""
-        text = text.strip()
-        if local := re.fullmatch(r"local(?::(\d{1,2}))?", text, re.ASCII):
-            if not 1 <= (engines := int(local[1] or 1)) <= _MAX_ENGINES:
-                raise UsageError(f"--ray is '{text}'.", f"local takes 1 to {_MAX_ENGINES} engines.")
-            return cls("local", engines)
-        if text != "auto" and not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/]+):\d{1,5}", text, re.ASCII):
-            raise UsageError(
-                f"--ray is '{text}'.", "Write the HOST:PORT of a cluster's head, auto, or local."
-            )
-        return cls(text)
+def ray_address(text: str) -> str:
+    """The value of `--ray` as Ray takes it; "auto" is the cluster that this machine belongs to."""
+    text = text.strip()
+    if text != "auto" and not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/]+):\d{1,5}", text, re.ASCII):
+        raise UsageError(f"--ray is '{text}'.", "Write the HOST:PORT of a cluster's head, or auto.")
+    return text
 
 
 @dataclass(frozen=True)
@@ -175,10 +143,9 @@ class Cluster:
         model: the one that all nodes have loaded; nameless until the first answer.
     """
 
-    def __init__(self, ray: Any, address: RayAddress, loading: Config, terminal: Terminal) -> None:
+    def __init__(self, ray: Any, loading: Config, terminal: Terminal) -> None:
         self.model = ModelIdentity()
         self._ray = ray
-        self._engines = address.engines
         self._loading = loading
         self._terminal = terminal
         self._cancelled = threading.Event()
@@ -257,14 +224,14 @@ class Cluster:
             batch_format="numpy",
             compute=self._ray.data.ActorPoolStrategy(
                 min_size=1,
-                max_size=len(nodes) * self._engines,
-                initial_size=len(nodes) * self._engines,
+                max_size=len(nodes),
+                initial_size=len(nodes),
                 max_tasks_in_flight_per_actor=calls,
                 max_concurrent_calls_per_actor=calls,
                 enable_true_multi_threading=True,
             ),
-            num_cpus=min(node["CPU"] for node in nodes) / self._engines,
-            num_gpus=min(node.get("GPU", 0) for node in nodes) / self._engines,
+            num_cpus=min(node["CPU"] for node in nodes),
+            num_gpus=min(node.get("GPU", 0) for node in nodes),
             max_restarts=0,  # with a node that is gone, an engine would wait for it for ever
         )
 
@@ -281,44 +248,27 @@ class Cluster:
 
 
 @contextmanager
-def open_cluster(address: RayAddress, loading: Config, terminal: Terminal) -> Iterator[Cluster]:
+def open_cluster(address: str, loading: Config, terminal: Terminal) -> Iterator[Cluster]:
     """The engines of a Ray cluster, for as long as the block runs. They are loaded with the first requests.
 
     What Ray prints on standard output is discarded, as that is for results; so whoever writes there must
     have taken hold of `sys.stdout` before.
     """
-    is_local = address.address == "local"
     with ExitStack() as stack:
         settings = {name: os.environ.get(name, value) for name, value in _SETTINGS.items()}
-        if is_local:
-            settings |= _LOCAL_SETTINGS | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
         stack.enter_context(environment_set(settings))  # Ray reads it when it is imported
         ray = _imported()
         _check_head(address)
         stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
-        arguments: dict[str, Any] = {"address": address.address}
-        if is_local:
-            folder = tempfile.gettempdir() if len(tempfile.gettempdir()) < _LONGEST_FOLDER else "/tmp"
-            arguments |= {
-                "num_cpus": address.engines,
-                "num_gpus": 0,
-                "include_dashboard": False,
-                "object_store_memory": _OBJECT_STORE_BYTES,
-                "_temp_dir": stack.enter_context(
-                    tempfile.TemporaryDirectory(
-                        prefix="edgespec-ray-", dir=folder, ignore_cleanup_errors=True
-                    )
-                ),
-            }
         with terminal.working() as report:
-            report("Starting Ray" if is_local else "Joining the Ray cluster", 0.0)
+            report("Joining the Ray cluster", 0.0)
             stack.callback(ray.shutdown)
             on_sigterm = signal.getsignal(signal.SIGTERM)
             try:
-                ray.init(log_to_driver=False, logging_level="CRITICAL", **arguments)
+                ray.init(address, log_to_driver=False, logging_level="CRITICAL")
             except Exception as error:
                 raise EdgeSpecError(
-                    f"The Ray cluster {address.address} cannot be joined: {_last_line(error)}",
+                    f"The Ray cluster {address} cannot be joined: {_last_line(error)}",
                     "Run this on a machine of the cluster (ray start --address HOST:PORT), with the "
                     "cluster's versions of Ray and Python, and its token if it has one.",
                 ) from error
@@ -330,21 +280,17 @@ def open_cluster(address: RayAddress, loading: Config, terminal: Terminal) -> It
         context.max_errored_blocks = -1  # requests that are lost with an engine are asked again
         logging.getLogger("ray").setLevel(logging.CRITICAL)
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-        yield Cluster(ray, address, options_for_nodes(loading, address.engines), terminal)
+        yield Cluster(ray, options_for_nodes(loading), terminal)
 
 
-def options_for_nodes(loading: Config, engines: int) -> Config:
-    """The options for each of the engines.
+def options_for_nodes(loading: Config) -> Config:
+    """The options for the engine of each node.
 
     Nodes run in folders of their own, so paths are made absolute. Names are left as they are: each node finds
     or fetches the model itself.
-
-    Args:
-        engines: how many share this machine; what is not asked for is divided among them. On nodes of their
-            own, engines decide themselves.
     """
     model, speculation = loading.model, loading.speculation
-    loading = loading.with_(
+    return loading.with_(
         model=_absolute(model.name),
         mmproj=_absolute(model.mmproj),
         draft=_absolute(speculation.draft),
@@ -352,11 +298,6 @@ def options_for_nodes(loading: Config, engines: int) -> Config:
         lora=[_absolute_adapter(name) for name in model.lora],
         pack_dir=[str(expanded(folder).absolute()) for folder in loading.memory.pack_dir],
     )
-    if engines == 1:
-        return loading
-    threads = loading.devices.threads or max(default_threads() // engines, 1)
-    memory = loading.memory.limit or available_memory() // engines
-    return loading.with_(threads=threads, memory=memory)
 
 
 def _absolute(name: str | None) -> str | None:
@@ -418,23 +359,19 @@ def _imported() -> Any:
     return ray
 
 
-def _check_head(address: RayAddress) -> None:
-    """Find out at once whether a server of Ray's kind (HTTP/2) listens; Ray would try for minutes."""
-    host, _, port = address.address.rpartition(":")
+def _check_head(address: str) -> None:
+    """Find out at once whether anything listens there; Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
     if not host:
         return
-    hint = "Give the HOST:PORT that 'ray start --head' printed, or 'local' to use this machine alone."
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S) as connection:
-            if os.environ.get("RAY_USE_TLS", "0") != "0":
-                return
-            connection.sendall(_HTTP2_GREETING)
-            answer = connection.recv(_FRAME_HEADER, socket.MSG_WAITALL)
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
     except (OSError, OverflowError) as error:
         said = getattr(error, "strerror", None) or error
-        raise EdgeSpecError(f"There is no Ray cluster at {address.address}: {said}.", hint) from error
-    if len(answer) < _FRAME_HEADER or answer[3] != _SETTINGS_FRAME:
-        raise EdgeSpecError(f"{address.address} is not a Ray cluster.", hint)
+        raise EdgeSpecError(
+            f"There is no Ray cluster at {address}: {said}.",
+            "Give the HOST:PORT that 'ray start --head' printed.",
+        ) from error
 
 
 def _last_line(error: Exception) -> str:

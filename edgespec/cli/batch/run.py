@@ -38,7 +38,7 @@ from edgespec.generation.config import GenerationConfig, shortened
 from edgespec.generation.result import Generation
 
 if TYPE_CHECKING:
-    from edgespec.cli.batch.cluster import Cluster, RayAddress
+    from edgespec.cli.batch.cluster import Cluster
     from edgespec.engine.engine import Engine
     from edgespec.text.encoding import Prompt
 
@@ -75,7 +75,7 @@ class BatchRun:
         ordered: write results in the order of the input.
         overwrite: answer lines again whose answers in the file were made differently.
         scores: the lines' texts are scored, not answered.
-        ray: the cluster whose engines answer; None for one here.
+        ray: the address of the cluster whose engines answer; None for an engine here.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class BatchRun:
         ordered: bool = True,
         overwrite: bool = False,
         scores: bool = False,
-        ray: RayAddress | None = None,
+        ray: str | None = None,
     ) -> None:
         self._config = config
         self._terminal = terminal

@@ -130,8 +130,8 @@ def generate(
         option(
             _PANEL,
             "--ray",
-            "Answer --input on a Ray cluster; 'local' starts one on this machine.",
-            metavar="HOST:PORT|auto|local",
+            "Answer --input on a Ray cluster.",
+            metavar="HOST:PORT|auto",
         ),
     ] = None,
     score: Annotated[
@@ -190,9 +190,9 @@ def generate(
         _check_scoring(given | {"--ray": ray is not None}, has_input=input_name is not None)
     address = None
     if ray is not None and input_name is not None:
-        from edgespec.cli.batch.cluster import RayAddress
+        from edgespec.cli.batch.cluster import ray_address
 
-        address = RayAddress.parse(ray)
+        address = ray_address(ray)
     model, prompt = model_and_prompt(
         words_of(word, words),
         model=model,
