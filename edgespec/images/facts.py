@@ -40,11 +40,6 @@ class ProjectorFacts:
     tokens: int | None
     # bytes that llama.cpp computes such a picture in, and embeddings are handed over in
     buffers: int = _UNKNOWN_BUFFERS
-    seconds: float | None = None  # that reading it takes, as measured here; None if it was not
-    # of the image by which `seconds` were measured; None if they were not. They are those of that image where
-    # the tokens of a typical picture are not known.
-    measured_tokens: int | None = None
-    fingerprint: str = ""  # of its header
 
     @classmethod
     def of(cls, header: GGUFHeader) -> ProjectorFacts:
@@ -52,14 +47,13 @@ class ProjectorFacts:
         kind = kind_of(header)
         division = _division(header.metadata, kind)
         if division is None:
-            return cls(header.path.name, header.file_bytes, kind, None, fingerprint=header.fingerprint)
+            return cls(header.path.name, header.file_bytes, kind, None)
         return cls(
             header.path.name,
             header.file_bytes,
             kind,
             division.parts * division.rows,
             _buffers(header, division),
-            fingerprint=header.fingerprint,
         )
 
     @property
@@ -79,8 +73,6 @@ class ProjectorFacts:
             "bytes": self.n_bytes,
             "type": self.kind,
             "tokens": self.tokens,
-            "seconds": None if self.seconds is None else round(self.seconds, 1),
-            "measured_tokens": self.measured_tokens,
             "of_pixels": list(TYPICAL),
             "reading_bytes": self.reading_bytes,
         }

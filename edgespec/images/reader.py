@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import blake2b
@@ -30,10 +29,6 @@ _MAX_S = 3600.0  # of processor time: the largest projectors compute for minutes
 _DECODING_S = 60.0  # of it, to decode the image
 _STACK_BYTES = 8 << 20
 _MAX_KEPT = 256 << 20  # bytes of embeddings
-
-OnTimed = Callable[[str, int, float, float], None]
-"""Told of an image that was read undisturbed: the projector's fingerprint, the rows, and the seconds of the
-child's start and of reading."""
 
 _may_read: ContextVar[bool] = ContextVar("may_read", default=True)
 
@@ -62,7 +57,6 @@ class ImageReader:
         projector: that of its projector; None for the one beside it.
         threads: to compute with.
         context: most tokens of a prompt.
-        on_timed: told how long images take.
     """
 
     def __init__(
@@ -72,13 +66,11 @@ class ImageReader:
         *,
         threads: int,
         context: int,
-        on_timed: OnTimed | None = None,
     ) -> None:
         self._model = model
         self._given = projector
         self._threads = threads
         self._context = context
-        self._on_timed = on_timed
         self._read: OrderedDict[bytes, tuple[tuple[int, ...], list[ImageRows]]] = OrderedDict()
         # Rows by the first of their ids, for as long as anyone holds them.
         self._known: WeakValueDictionary[int, ImageRows] = WeakValueDictionary()
@@ -184,19 +176,13 @@ class ImageReader:
             "max_side": MAX_SIDE,
             "decoding_s": _DECODING_S,
         }
-        start = time.monotonic()
         verdict = attempt_in_child(
             _ENCODER, request, subject=f"Reading {name}", cpu_s=_MAX_S, stack_bytes=_STACK_BYTES
         )
         answer = verdict.answer
         if answer is None or "pieces" not in answer:
             raise self._failure(verdict, name, header.path)
-        tokens, images = _pieces_of(answer)
-        if self._on_timed is not None and not answer["disturbed"]:
-            read_s = answer["read_s"]
-            starting_s = max(time.monotonic() - start - read_s, 0.0)
-            self._on_timed(header.fingerprint, sum(map(len, images)), starting_s, read_s)
-        return tokens, images
+        return _pieces_of(answer)
 
     def _failure(self, verdict: Verdict, name: str, projector: Path) -> EdgeSpecError:
         """The reason why there are no embeddings."""

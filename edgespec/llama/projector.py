@@ -10,7 +10,6 @@ import base64
 import ctypes
 import io
 import os
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +24,6 @@ from PIL import Image, ImageOps
 from edgespec.base.prebuilt import VARIABLE as LLAMA_CPP_FOLDER
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.model import Model
-from edgespec.machine.contention import ContentionWatch
 from edgespec.printable import one_line
 from edgespec.processes.limits import limited_memory, limited_time
 
@@ -138,21 +136,18 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         The "pieces" that stand for the image in a prompt, in order: lists of tokens, and mappings with the
         number of "rows", the "positions" that they take, and for M-RoPE their "places" in the image: height
         and width of each, in one list. The "rows" of all pieces are 32-bit numbers in Base64, and "causal"
-        says what each of them may see. "read_s" are the seconds from the image to its rows, and "disturbed"
-        says whether other programs kept the processor busy meanwhile. If that is not possible, "why" is one
+        says what each of them may see. If that is not possible, "why" is one
         of "library", "damaged", "mrope", "tokens" and "size", or there is an "error" of llama.cpp.
     """
     if mtmd is None:
         return {"why": "library"}
     try:
-        start = time.monotonic()
         # A few bytes may unpack to gigabytes, or take hours.
         with limited_memory(_DECODING_BYTES), limited_time(request["decoding_s"]):
             data = base64.b64decode(request["data"])
             pixels = decode(data, max_side=request["max_side"], max_pixels=request["max_pixels"])
-        decoding_s = time.monotonic() - start
         with Model(Path(request["model"]), allocate=False, repack=False, vetted=False) as model:
-            return _read(model, pixels, decoding_s, request)
+            return _read(model, pixels, request)
     except ImageTooLarge as large:
         return {"why": "size", "size": large.size}
     except _UnknownPositions:
@@ -163,9 +158,7 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"error": _errors[0] if _errors else str(refused)}
 
 
-def _read(
-    model: Model, pixels: NDArray[np.uint8], decoding_s: float, request: Mapping[str, Any]
-) -> Mapping[str, Any]:
+def _read(model: Model, pixels: NDArray[np.uint8], request: Mapping[str, Any]) -> Mapping[str, Any]:
     params = mtmd.mtmd_context_params_default()
     params.use_gpu = params.print_timings = params.warmup = False
     params.n_threads = request["threads"]
@@ -174,7 +167,6 @@ def _read(
         raise _Refused("the projector cannot be loaded")
     if not mtmd.mtmd_support_vision(context):
         raise _Refused("the projector reads no images")
-    start, watch = time.monotonic(), ContentionWatch(request["threads"], computing=True)
     chunks = _chunks_of(context, pixels)
     n_tokens = sum(mtmd.mtmd_input_chunk_get_n_tokens(chunk) for chunk in chunks)
     if n_tokens > request["max_tokens"]:
@@ -189,9 +181,8 @@ def _read(
         rows.append(_embedded(context, chunk, model.input_width))
         pieces.append({"rows": len(rows[-1]), **_positions_of(context, chunk)})
         causal = not mtmd.mtmd_decode_use_non_causal(context, chunk)
-    timed = {"read_s": decoding_s + time.monotonic() - start, "disturbed": watch.disturbed}
     data = base64.b64encode(np.concatenate(rows).tobytes()).decode()
-    return {"pieces": pieces, "rows": data, "width": model.input_width, "causal": causal, **timed}
+    return {"pieces": pieces, "rows": data, "width": model.input_width, "causal": causal}
 
 
 def _chunks_of(context: Any, pixels: NDArray[np.uint8]) -> list[Any]:

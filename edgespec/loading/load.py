@@ -53,7 +53,7 @@ from edgespec.planning.drafter import find_drafter
 from edgespec.planning.files import read_model, reserved_projector
 from edgespec.planning.plan import Plan
 from edgespec.planning.planner import Planner
-from edgespec.profiles.store import ImageProfile, ProfileKeys, image_key
+from edgespec.profiles.store import ProfileKeys
 from edgespec.profiles.updates import ProfileUpdates
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.sources.answers import Answers
@@ -203,13 +203,7 @@ def _image_reader(path: Path, state: LoadState) -> ImageReader:
         projector,
         threads=state.n_threads,
         context=context,
-        on_timed=partial(_keep_image_time, state) if state.config.speculation.learn else None,
     )
-
-
-def _keep_image_time(state: LoadState, projector: str, rows: int, starting_s: float, read_s: float) -> None:
-    """Keep how long an image took, for plans."""
-    state.store.put_image(image_key(projector, state.n_threads), ImageProfile(rows, starting_s, read_s))
 
 
 def _open_planned(

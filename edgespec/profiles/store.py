@@ -95,11 +95,6 @@ def disk_key(path: Path) -> dict[str, str]:
     return {"host": platform.node(), "file_system": file_system_id(path)}
 
 
-def image_key(projector: str, threads: int) -> Key:
-    """The key for the time that images take with the projector of this header fingerprint."""
-    return machine_identity() | {"threads": str(threads), "projector": projector}
-
-
 def machine_identity() -> dict[str, str]:
     """The facts that measurements depend on besides models: processor, memory, llama.cpp build."""
     from edgespec.llama.runtime.backend import build_identity
@@ -184,19 +179,6 @@ class ExpertProfile(Figures):
     hit_rate: float  # the share of those needed that was
 
 
-@dataclass(frozen=True)
-class ImageProfile(Figures):
-    """The time that reading an image took."""
-
-    rows: int  # of embeddings that the image became
-    starting_s: float  # seconds until the projector was loaded and the image could be read
-    read_s: float  # seconds of reading it
-
-    def seconds(self, rows: int) -> float:
-        """Seconds that an image of so many rows takes."""
-        return self.starting_s + self.read_s * rows / self.rows
-
-
 class ProfileStore:
     """Stores and loads profiles."""
 
@@ -262,23 +244,6 @@ class ProfileStore:
     def put_experts(self, model: str, profile: ExpertProfile) -> None:
         """Store the hit rate of a model's experts."""
         self._put("experts", {"model": model}, profile.to_json())
-
-    def image(self, key: Key) -> ImageProfile | None:
-        """The time that images take with a projector."""
-        return _read(self._path("image", key), ImageProfile.from_json)
-
-    def put_image(self, key: Key, profile: ImageProfile) -> None:
-        """Store the time that an image took.
-
-        Much smaller images than the known one tell less, unless they show that it was slow by chance.
-        """
-        known = self.image(key)
-        if profile.rows > 0 and (
-            known is None
-            or known.rows <= 2 * profile.rows
-            or profile.seconds(known.rows) < known.seconds(known.rows)
-        ):
-            self._put("image", key, profile.to_json())
 
     def products(self, key: Key) -> tuple[float, ...] | None:
         """Seconds of products for a byte of weights, for each of kernels.report.ROWS."""

@@ -37,7 +37,6 @@ from edgespec.llama.runtime.context import Context
 from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.header import read_header
 from edgespec.processes.trial import Verdict, attempt_in_child
-from edgespec.profiles.store import ProfileStore, image_key
 from tests.least_memory import load_in_least_memory, weights_of
 from tests.program import run_here
 from tests.tiers import slow_except
@@ -199,32 +198,6 @@ def test_an_image_is_read_once(seeing: Path, monkeypatch: pytest.MonkeyPatch) ->
     first = reader.read(PICTURE, "it")
     monkeypatch.setattr("edgespec.images.reader.attempt_in_child", None)
     assert reader.read(PICTURE, "it again") == first
-
-
-@pytest.mark.parametrize("learn", [True, False])
-def test_the_time_of_an_image_is_kept_for_plans(
-    learn: bool, seeing: Path, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edgespec.loading.state.ProfileStore", lambda: ProfileStore(tmp_path))
-
-    def undisturbed(module: str, *arguments: Any, **more: Any) -> Verdict:
-        verdict = attempt_in_child(module, *arguments, **more)
-        assert verdict.answer is not None
-        assert isinstance(verdict.answer["disturbed"], bool)
-        return Verdict({**verdict.answer, "disturbed": False})
-
-    monkeypatch.setattr("edgespec.images.reader.attempt_in_child", undisturbed)
-    with opened(seeing, "none", learn=learn) as engine:
-        engine.generate(asked(PICTURE), edgespec.GenerationConfig(max_tokens=1))
-    projector = find_projector(seeing, None)
-    found = ProfileStore(tmp_path).image(image_key(projector.fingerprint, 1))
-    if learn:
-        assert found is not None
-        assert found.rows == PARTS[family] * ROWS if family != "qwen3vl" else found.rows > 0
-        assert found.read_s > 0
-        assert found.starting_s > 0
-    else:
-        assert found is None
 
 
 def test_threads_read_an_image_once(seeing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -769,7 +742,6 @@ def test_plans_say_that_a_model_sees(seeing: Path, family: str, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)["projector"]
     assert (told["name"], told["type"]) == (f"mmproj-{family}.gguf", PROJECTORS[family])
-    assert told["seconds"] is None, "no image was read"
     notes = " ".join(json.loads(done.stdout)["notes"])
     assert ("the context holds 512: raise --context" in notes) == ((told["tokens"] or 0) >= 512)
     assert json.loads(done.stdout)["image_bytes"] == 0

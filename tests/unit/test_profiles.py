@@ -17,11 +17,9 @@ from edgespec.profiles.store import (
     DiskProfile,
     DraftProfile,
     ExpertProfile,
-    ImageProfile,
     PassProfile,
     ProfileKeys,
     ProfileStore,
-    image_key,
 )
 from edgespec.profiles.updates import _StreamedPass, arriving_rate
 
@@ -116,23 +114,6 @@ def test_where_nothing_can_be_written_it_is_measured_again(tmp_path: Path) -> No
     store = ProfileStore(tmp_path / "file" / "profiles")
     store.put(KEYS.passes, PASSES)
     assert store.passes(KEYS.passes) is None
-
-
-def test_the_largest_image_tells_most_of_the_time_that_images_take(store: ProfileStore) -> None:
-    key = image_key("projector", 2)
-    assert store.image(key) is None
-    for profile in (ImageProfile(100, 1.0, 5.0), ImageProfile(10, 1.0, 9.0), ImageProfile(0, 1.0, 9.0)):
-        store.put_image(key, profile)
-    found = store.image(key)
-    assert found == ImageProfile(100, 1.0, 5.0)
-    assert found.seconds(200) == 11.0
-    store.put_image(key, ImageProfile(100, 1.0, 4.0))
-    assert store.image(key) == ImageProfile(100, 1.0, 4.0), "the latest of the same size"
-    for later in (ImageProfile(60, 1.0, 3.0), ImageProfile(10, 1.0, 0.3)):
-        store.put_image(key, later)
-        assert store.image(key) == later, "the slowest reading of the largest image does not stay for ever"
-    assert store.image(image_key("projector", 4)) is None
-    assert store.image(image_key("another", 2)) is None
 
 
 def test_hit_rates_of_experts_are_kept(store: ProfileStore) -> None:

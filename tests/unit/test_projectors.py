@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edgespec.config import Config
-from edgespec.errors import ModelFileError, UsageError
+from edgespec.errors import ModelFileError
 from edgespec.images.facts import ProjectorFacts
 from edgespec.images.projector import find_projector
-from edgespec.images.reader import ImageReader
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.projectors import choose_projector, is_projector, projector_beside, projectors_around
 from edgespec.planning.files import reserved_projector
 from edgespec.planning.report.sight import (
-    describe_projector,
     image_notes,
-    with_measured_seconds,
 )
-from edgespec.processes.trial import Verdict
-from edgespec.profiles.store import ImageProfile, ProfileStore, image_key
-from tests.tiny_images import png, write_projector
+from tests.tiny_images import write_projector
 
 MODEL = "gemma-3-4b-it-Q4_K_M.gguf"
 
@@ -138,47 +132,6 @@ def test_tokens_of_a_picture_grow_with_its_parts(tmp_path: Path) -> None:
         for side in (32, 64)
     )
     assert (whole.tokens, divided.tokens) == (32, 80)  # two parts, and five
-
-
-def test_the_time_that_an_image_took_is_shown(tmp_path: Path) -> None:
-    facts = facts_of(write_projector(tmp_path / "mmproj.gguf", "gemma3"))
-    store = ProfileStore(tmp_path / "profiles")
-    assert facts.tokens
-    assert with_measured_seconds(None, store, 2) is None
-    assert with_measured_seconds(facts, store, 2) == facts
-    store.put_image(image_key(facts.fingerprint, 2), ImageProfile(2 * facts.tokens, 1.0, 20.0))
-    measured = with_measured_seconds(facts, store, 2)
-    assert measured is not None
-    assert measured.seconds == 11.0
-    assert ", read in 11 s (measured);" in describe_projector(measured.to_json())
-    unknown = with_measured_seconds(replace(facts, tokens=None), store, 2)
-    assert unknown is not None
-    assert f", 21 s (measured) for an image of {2 * facts.tokens} tokens;" in describe_projector(
-        unknown.to_json()
-    )
-    assert with_measured_seconds(facts, store, 4) == facts, "other threads"
-
-
-@pytest.mark.parametrize("disturbed", [False, True])
-def test_only_images_that_were_read_undisturbed_tell_how_long_it_takes(
-    disturbed: bool, smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tmp_path / "model.gguf"
-    model.symlink_to(smol_path)
-    projector = find_projector(model, write_projector(tmp_path / "mmproj.gguf", "idefics3"))
-    rows = {"rows": base64.b64encode(bytes(4 * 6)).decode(), "width": 2, "causal": True}
-    pieces = [[7], {"rows": 1, "positions": 1}, {"rows": 2, "positions": 2}]
-    answer = {"pieces": pieces, **rows, "read_s": 0.0, "disturbed": disturbed}
-    answers = iter([Verdict({"why": "damaged"}), Verdict(None, "time"), Verdict(answer)])
-    monkeypatch.setattr("edgespec.images.reader.attempt_in_child", lambda *_, **__: next(answers))
-    told: list[tuple[str, int, float, float]] = []
-    reader = ImageReader(model, None, threads=1, context=512, on_timed=lambda *timed: told.append(timed))
-    for _ in range(2):
-        with pytest.raises(UsageError):
-            reader.read(png(), "it")
-    assert len(reader.read(png(), "it")) == 4
-    reader.read(png(), "it")
-    assert [timed[:2] for timed in told] == ([] if disturbed else [(projector.fingerprint, 3)])
 
 
 def test_what_is_in_the_way_of_images_is_noted() -> None:

@@ -120,16 +120,14 @@ def list_models(
 @app.command(epilog="Example:\n\nedgespec models show bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")
 def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
     """Describe a model and how it would run here; models on the Hub are not downloaded."""
-    from edgespec.measure.threads import planned_threads
     from edgespec.models.gguf.embedding import embedding_shape
     from edgespec.models.gguf.layers import ModelFiles
     from edgespec.models.hub.catalog import entry_for
     from edgespec.models.hub.inspection import drafters_of, inspect_model
     from edgespec.planning.embedder import plan_embedder
     from edgespec.planning.memory.fit import fit_report
-    from edgespec.planning.report.sight import projector_facts, with_measured_seconds
+    from edgespec.planning.report.sight import projector_facts
     from edgespec.planning.report.summary import as_lines, describe
-    from edgespec.profiles.store import ProfileStore
 
     terminal = Terminal(quiet=quiet)
     if (files := _unchosen(model, terminal)) is not None:
@@ -148,9 +146,7 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
         memory = fit_report(headers)
     else:
         memory = plan_embedder(ModelFiles.of_headers(headers), embeds, Config(), measured=False).fit()
-    store = ProfileStore()
-    threads = planned_threads(None, headers[0].fingerprint, store)
-    sight = with_measured_seconds(projector_facts(inspected), store, threads)
+    sight = projector_facts(inspected)
     facts = {
         "name": model,
         "here": inspected.path is not None,

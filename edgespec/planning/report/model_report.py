@@ -29,7 +29,7 @@ from edgespec.planning.embedder import EmbedderPlan, plan_embedder
 from edgespec.planning.planner import Planner
 from edgespec.planning.report.predictions import report_on
 from edgespec.planning.report.report import PlanReport
-from edgespec.planning.report.sight import image_notes, projector_facts, with_measured_seconds
+from edgespec.planning.report.sight import image_notes, projector_facts
 from edgespec.profiles.store import ProfileStore
 
 
@@ -91,7 +91,6 @@ def plan_for(
     if model.path is not None and (doubt := doubt_about(model.path, given)):
         notes.append(doubt)
     projector = projector_facts(model, given)
-    projector = with_measured_seconds(projector, store, threads)
     planner = Planner.of_this_machine(
         files,
         config,

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from edgespec.base.option import named
-from edgespec.base.units import readable, readable_time
+from edgespec.base.units import readable
 from edgespec.errors import EdgeSpecError
 from edgespec.images.facts import TYPICAL, ProjectorFacts
 from edgespec.images.projector import find_projector
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.inspection import InspectedModel
-from edgespec.profiles.store import ProfileStore, image_key
 
 
 def projector_facts(model: InspectedModel, given: Path | None = None) -> ProjectorFacts | None:
@@ -51,29 +49,9 @@ def describe_projector(
     )
     if usual_context and (projector["tokens"] or 0) >= usual_context:
         tokens += f", more than the usual context of {usual_context} holds ({named('context')})"
-    if projector.get("seconds") is not None:
-        tokens += f", {_time_in_words(projector)}"
     where = "reserved within" if reserved else "beside"
     memory = f"reading one takes {readable(projector['reading_bytes'])}, {where} the memory limit"
     return f"{projector['name']} ({readable(projector['bytes'])}){tokens}; {memory}"
-
-
-def _time_in_words(projector: dict[str, Any]) -> str:
-    seconds, measured = readable_time(projector["seconds"]), projector["measured_tokens"]
-    if projector["tokens"] is None:
-        return f"{seconds} (measured) for an image of {measured} tokens"
-    return f"read in {seconds} (measured)"
-
-
-def with_measured_seconds(
-    projector: ProjectorFacts | None, store: ProfileStore, threads: int
-) -> ProjectorFacts | None:
-    """A projector with the seconds that images took here, if one was read with so many threads."""
-    known = None if projector is None else store.image(image_key(projector.fingerprint, threads))
-    if projector is None or known is None:
-        return projector
-    seconds = known.seconds(projector.tokens or known.rows)
-    return replace(projector, seconds=seconds, measured_tokens=known.rows)
 
 
 def image_notes(projector: ProjectorFacts, context: int, left: int | None) -> Iterator[str]:
