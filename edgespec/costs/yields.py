@@ -43,14 +43,6 @@ class TreeYields:
         """Nodes that the drafter reads for a tree of this many nodes."""
         return _between({1: 0.0, **self.rows}, budget) if self.rows else _USUAL_ROWS * (budget - 1)
 
-    def with_steps_of(self, other: TreeYields) -> TreeYields:
-        """These yields, completed with the draft steps of a run with smaller trees."""
-        return replace(
-            self,
-            steps=dict(sorted({**other.steps, **self.steps}.items())),
-            rows=dict(sorted({**other.rows, **self.rows}.items())),
-        )
-
     def reaching(self, budget: int) -> TreeYields:
         """The yields with a point at this budget, extrapolated if no tree was so large.
 

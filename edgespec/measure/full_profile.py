@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,6 @@ from edgespec.generation.result import PassRecord
 from edgespec.measure.draft_steps import measure_steps
 from edgespec.measure.passes import measure_passes
 from edgespec.measure.throughput import measure_reading
-from edgespec.measure.trees import TreeStatistics, measure_trees, write_answers
 from edgespec.profiles.store import (
     DiskProfile,
     DraftProfile,
@@ -29,13 +30,19 @@ from edgespec.profiles.store import (
 )
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.speculation.drafters.base import NoDrafter
+from edgespec.speculation.sizing.yield_meter import YieldMeter
 
-_SMALL_TREE = 12
+PROMPTS = (
+    "Write a Python function that counts the words in a text, and explain it briefly.",
+    "What should somebody know who visits the mountains for the first time?",
+    "Summarise in two sentences: Rivers carve valleys over thousands of years. Where the rock is soft the "
+    "valley grows wide, and where it is hard the river falls over steps. At its end it leaves sand and mud.",
+    "Anna has 12 apples, gives a third of them to Ben and eats two. How many are left? Think step by step.",
+    "Translate into German: The library is closed on Monday, but the garden behind it is open all week.",
+)
+_TEXT_TOKENS, _LEAST_TOKENS = 64, 32  # most and least tokens of an answer
 _SAMPLED = 1.0
-_ENOUGH_DRAFTS = 10
-# Shares of the time.
-_DISK, _PASSES = 0.08, 0.25
-_WRITING, _LARGE, _SMALL = 0.5, 0.33, 0.17  # of the remaining time
+_DISK, _PASSES, _GREEDY = 0.08, 0.25, 0.45  # shares of the time
 
 
 @dataclass(frozen=True)
@@ -112,35 +119,30 @@ def measure_full_profile(
     rounds: list[PassRecord] = []
     if drafts:
         steps = measure_steps(engine.drafter, engine.speculator.limits.width, on_progress)
-        most = engine.speculator.limits.budget
-        trees: list[TreeStatistics] = []
-        for sampled_at, share in ((0.0, 0.65), (_SAMPLED, 0.35)):
-            config = GenerationConfig(max_tokens=200, temperature=sampled_at, seed=1)
-            left = share * seconds * (1 - _DISK - _PASSES)
-            alone = not engine.drafter.reads_target  # otherwise passes are needed to see what it drafts
-            written = write_answers(engine, config, left * _WRITING if alone else left, on_progress)
-            accept_s = written.accept_s
-            rounds += written.passes
-            if not alone:
-                trees += [TreeStatistics(written.yields), TreeStatistics()]
-                continue
-            trees += [
-                measure_trees(engine, config, written.samples, budget, left * part, on_progress)
-                for budget, part in ((most, _LARGE), (min(_SMALL_TREE, most), _SMALL))
-            ]
-        greedy, sampled = _with_steps(*trees[:2]), _with_steps(*trees[2:])
+        # Large trees show what smaller ones yield.
+        engine.speculator.set_budget(engine.speculator.limits.budget)
+        config = GenerationConfig(max_tokens=_TEXT_TOKENS, seed=1)
+        greedy, rounds = _write_answers(engine, config, _GREEDY * seconds, on_progress)
+        warm = config.with_(temperature=_SAMPLED)
+        left_s = (1 - _DISK - _PASSES - _GREEDY) * seconds
+        sampled, more_rounds = _write_answers(engine, warm, left_s, on_progress)
+        rounds += more_rounds
+        engine.speculator.set_budget(None)
         for temperature, yields in ((0.0, greedy), (_SAMPLED, sampled)):
             if yields is not None:
                 store.put(keys.yields(temperature), yields)
         if steps is not None:
-            steps = replace(steps, overhead=_overhead(steps, rounds, trees))
+            steps = replace(steps, overhead=_overhead(steps, rounds))
             store.put(keys.drafts, steps)
         # The rate over the whole measurement, because the speed of a disk varies over time.
+        accept_s = statistics.median([record.accept_s for record in rounds] or [0.0])
         passes = replace(passes, accept_s=accept_s, read_rate=arriving.rate)
         store.put(keys.passes, passes)
     experts = None
     if engine.target.model.weights.expert_use is not None:
-        rounds = rounds or write_answers(engine, GenerationConfig(), seconds * _WRITING, on_progress).passes
+        if not rounds:
+            config = GenerationConfig(max_tokens=_TEXT_TOKENS)
+            _, rounds = _write_answers(engine, config, seconds / 2, on_progress)
         experts = _expert_profile(rounds, engine.target.model.weights.experts_held)
         store.put_experts(keys.target, experts)
     engine.speculator.profile_updates.forget()  # the new profile already contains these passes
@@ -195,20 +197,46 @@ def _expert_profile(rounds: list[PassRecord], held: float) -> ExpertProfile:
     return ExpertProfile(held, sum(used, ExpertUse()).hit_rate)
 
 
-def _with_steps(large: TreeStatistics, small: TreeStatistics) -> TreeYields | None:
-    if large.yields is None or small.yields is None:
-        return large.yields
-    return large.yields.with_steps_of(small.yields)
+def _write_answers(
+    engine: Engine, config: GenerationConfig, seconds: float, on_progress: Progress
+) -> tuple[TreeYields | None, list[PassRecord]]:
+    """Begin the target's answers to the built-in prompts in turn, until the time is up.
 
-
-def _overhead(steps: DraftProfile, rounds: list[PassRecord], trees: list[TreeStatistics]) -> float:
-    """Seconds to grow trees, relative to those of their decodes.
-
-    From real rounds if there are enough, because reading ahead takes its share of the processor there.
+    Returns:
+        What their trees yielded, if there were any; and the passes of all answers, except the first of each,
+        whose draft also reads the prompt.
     """
-    drafts = [(r.draft_s, r.draft_steps, r.draft_rows) for r in rounds if r.draft_steps]
-    if len(drafts) < _ENOUGH_DRAFTS:
-        drafts = [(w.draft_s, w.steps, w.rows) for w in trees if w.steps]
-    grown = sum(seconds for seconds, _, _ in drafts)
-    decoded = sum(draft_seconds(steps.step, n, rows) for _, n, rows in drafts)
+    begun, meter = time.perf_counter(), YieldMeter()
+    passes: list[PassRecord] = []
+    for prompt in PROMPTS:
+        n_tokens = 0
+        records: list[PassRecord] = []
+        with closing(engine.stream(prompt, config)) as chunks:
+            for chunk in chunks:
+                n_tokens += len(chunk.tokens)
+                if chunk.record is not None:
+                    records.append(chunk.record)
+                    _count(engine, chunk.record, meter)
+                now = time.perf_counter()
+                on_progress("Letting the target write texts", min((now - begun) / seconds, 1.0))
+                if now > begun + seconds and n_tokens >= _LEAST_TOKENS:
+                    break
+        passes += records[1:]
+        if time.perf_counter() > begun + seconds:
+            break
+    return meter.yields(), passes
+
+
+def _count(engine: Engine, record: PassRecord, meter: YieldMeter) -> None:
+    """Count what became of the tree of a pass, if it had one."""
+    if record.nodes > 1 and engine.speculator.last_round is not None:
+        tree, accepted = engine.speculator.last_round
+        meter.add(tree, accepted.path, accepted.bonus, record.draft_steps, record.draft_rows)
+
+
+def _overhead(steps: DraftProfile, rounds: list[PassRecord]) -> float:
+    """Seconds to grow trees, relative to those of their decodes."""
+    drafts = [record for record in rounds if record.draft_steps]
+    grown = sum(record.draft_s for record in drafts)
+    decoded = sum(draft_seconds(steps.step, record.draft_steps, record.draft_rows) for record in drafts)
     return max(grown / decoded, 1.0) if decoded > 0 else 1.0

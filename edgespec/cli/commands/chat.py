@@ -156,7 +156,7 @@ def chat(
             if loading.model.name is None:
                 welcome(terminal)
             else:
-                terminal.note(greeting(engine, chosen.config.temperature))
+                terminal.note(greeting(engine))
             interactive = InteractiveChat(turns, pending, models)
             interactive.attached += attached
             interactive.images += shown

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from edgespec.cli.conversation import settings
 from edgespec.cli.conversation.echo import without_echo
 from edgespec.cli.conversation.thoughts import ThoughtDisplay
-from edgespec.cli.conversation.welcome import expected
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.options.sampling import exact_contradicts
 from edgespec.cli.screen.formatting import count
@@ -247,12 +246,6 @@ class Chat:
             question = " ".join(resumed.pending.split())
             short = question if len(question) <= 60 else question[:59] + "…"
             self.terminal.note(f"The last question was not answered: {short} {hint}")
-
-    @property
-    def advice(self) -> str:
-        """A sentence if the model would be faster without its drafter; else empty."""
-        speed = expected(self._engine, self.config.temperature)
-        return speed.advice if speed is not None else ""
 
     def draw_last_tree(self, columns: int) -> bool:
         """Draw the latest tree of the last answer; False if nothing was drafted in it."""

@@ -419,7 +419,7 @@ class SlashCommands:
         chat = self._chat.chat
         if chat.last_answer is not None:
             rows = details(chat.last_answer) | {"sampling": chat.sampled}
-            chat.terminal.rows(rows | ({"advice": advice} if (advice := chat.advice) else {}))
+            chat.terminal.rows(rows)
         elif self._session.messages:
             self._chat.say("No statistics: that answer was removed.")
         else:

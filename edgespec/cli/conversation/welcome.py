@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.generation.result import MemoryUse
     from edgespec.planning.plan import Plan
-    from edgespec.planning.report.loaded import ExpectedSpeed
     from edgespec.planning.report.suggestion import Suggestion
 
 _DEMO = "This is SmolLM2 135M, the bundled demo model."
@@ -119,29 +118,13 @@ def _suggestions() -> list[Suggestion]:
         return []
 
 
-def greeting(engine: Engine, temperature: float) -> str:
+def greeting(engine: Engine) -> str:
     """One line about a loaded model."""
-    model, drafter = engine.target.model.path.stem, engine.drafter.name
-    return greeting_line(model, drafter, engine.memory, expected(engine, temperature))
+    return greeting_line(engine.target.model.path.stem, engine.drafter.name, engine.memory)
 
 
-def expected(engine: Engine, temperature: float) -> ExpectedSpeed | None:
-    """The speed to expect of a loaded model; None if it is not known."""
-    if engine.keys is None:
-        return None
-    from edgespec.planning.report.loaded import expected_speed
-    from edgespec.profiles.store import ProfileStore
-
-    return expected_speed(engine.keys, engine.memory, temperature, ProfileStore())
-
-
-def greeting_line(model: str, drafter: str, memory: MemoryUse, speed: ExpectedSpeed | None) -> str:
-    """The line, from its facts.
-
-    Args:
-        drafter: "none" for plain decoding.
-        speed: None if it is not known.
-    """
+def greeting_line(model: str, drafter: str, memory: MemoryUse) -> str:
+    """The line, from its facts; the drafter is "none" for plain decoding."""
     drafted = "without a drafter" if drafter == "none" else f"drafted by {drafter}"
     streamed = memory.streamed_bytes_per_pass
     if streamed:
@@ -151,10 +134,4 @@ def greeting_line(model: str, drafter: str, memory: MemoryUse, speed: ExpectedSp
         held = f"{readable(memory.resident_bytes)} in memory" if memory.resident_bytes else "all in memory"
     if memory.layers:
         held += f", {memory.layers}"
-    figure = ""
-    if speed is not None:
-        figure = f"; about {readable_rate(speed.tokens_per_second, digits=2)}"
-        if drafter != "none" and not speed.drafted:
-            figure += " without drafts"
-    advice = f" {speed.advice}" if speed is not None and speed.advice else ""
-    return f"{model}, {drafted}, {held}{figure}.{advice}"
+    return f"{model}, {drafted}, {held}."
