@@ -24,13 +24,11 @@ from edgespec.drafting.tuning.answers import (
     bundled_prompts,
     collect_answers,
 )
-from edgespec.drafting.tuning.evaluation import tokens_per_pass
-from edgespec.drafting.tuning.network.export import AS_BEFORE, FINE, export, rounded_types, usual_type
 from edgespec.drafting.tuning.network.network import Network
 from edgespec.drafting.tuning.network.shape import ARCHITECTURES, TrainedExtent, extent_for
 from edgespec.drafting.tuning.network.weights import check_tunable, load_weights, write_weights
-from edgespec.drafting.tuning.options import KEEP, TuneOptions
-from edgespec.drafting.tuning.training import Trainer, TrainingBudget, TrainingMethod, batch_of, divergence
+from edgespec.drafting.tuning.options import TuneOptions
+from edgespec.drafting.tuning.training import Trainer, TrainingBudget, TrainingMethod
 from edgespec.drafting.tuning.tune import tune
 from edgespec.errors import BackendError, MemoryLimitError, PairingError, UsageError
 from edgespec.llama.quantize import make_drafter
@@ -41,7 +39,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.registry import MADE, DrafterPair, PairRegistry, drafters_folder
 from tests.tiny import N_VOCAB, write_tiny
 
-QUICK = TuneOptions(steps=6, answers=12, tokens=16, threads=1, budgets=(4,), pass_s=1.0, quantization="q8_0")
+QUICK = TuneOptions(steps=6, answers=12, tokens=16, threads=1, pass_s=1.0)
 
 
 def steps_of(count: int) -> TrainingBudget:
@@ -187,133 +185,52 @@ def test_a_start_that_is_near_moves_less(start: Path, answers: list[TargetAnswer
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rate", [1e-3, 10.0])
-def test_rates_are_tried_and_the_best_weights_kept(
+@pytest.mark.parametrize("rate", [1e-3, 1e3])
+def test_the_best_weights_are_kept_and_rates_that_do_harm_are_left(
     rate: float, start: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "_LEAST_CHECKS", 1)
-    monkeypatch.setattr(training, "_TRIAL_STEPS", 3)
-    monkeypatch.setattr(training, "_CHECK_EVERY", 10)
-    monkeypatch.setattr(training, "_SLOWER", 100)
+    for name, value in {"_LEAST_CHECKS": 1, "_CHECK_EVERY": 4, "_SLOWER": 100}.items():
+        monkeypatch.setattr(training, name, value)
     with edgespec.load(target, draft="none", context=1024) as engine:
         answers = list(collect_answers(engine, bundled_prompts().training[:9], 16))
     loaded = load_weights(start)
     network = Network(loaded.shape, loaded.weights, TrainedExtent(2))
-    said: list[str] = []
     trainer = Trainer(network, answers, tmp_path / "c.pt", "label", method=TrainingMethod(rate=rate))
     untrained = trainer._divergence_of_checks()
-    trainer.train(steps_of(60), lambda what, part: said.append(what))
-    assert said[0] == "Trying rate 1 of 4, step 1"
+    trainer.train(steps_of(60), lambda what, part: None)
     assert trainer.checked == pytest.approx(trainer._divergence_of_checks(), rel=1e-3)
-    assert trainer._divergence_of_checks() <= untrained
-    if rate > 1:
-        assert trainer.rate < rate
+    assert trainer.checked is not None
+    assert trainer.checked < untrained
+    assert (trainer.rate < rate / 100) == (rate > 1)
 
     loaded = load_weights(start)
     again = Trainer(
         Network(loaded.shape, loaded.weights, TrainedExtent(2)), answers, tmp_path / "c.pt", "label"
     )
-    again.train(steps_of(60), lambda what, part: said.append(what))
+    again.train(steps_of(60), lambda what, part: None)
     assert (again.steps, again.checked) == (trainer.steps, trainer.checked)
     assert {name: value.tolist() for name, value in again._network.changed().items()} == {
         name: value.tolist() for name, value in network.changed().items()
     }
 
 
-@pytest.mark.slow
-def test_rates_that_damage_a_drafter_are_left_for_lower_ones(
-    start: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {
-        "_LEAST_CHECKS": 1, "_TRIAL_STEPS": 3, "_CHECK_EVERY": 4, "_SLOWED_AFTER": 1, "_SLOWER": 100,
-    }.items():  # fmt: skip
-        monkeypatch.setattr(training, name, value)
-    with edgespec.load(target, draft="none", context=1024) as engine:
-        answers = list(collect_answers(engine, bundled_prompts().training[:9], 16))
-    loaded = load_weights(start)
-    network = Network(loaded.shape, loaded.weights, TrainedExtent(2))
-    said: list[str] = []
-    trainer = Trainer(network, answers, tmp_path / "c.pt", "label", method=TrainingMethod(rate=1e3))
-    untrained = trainer._divergence_of_checks()
-    trainer.train(steps_of(36), lambda what, part: said.append(what))
-    assert {what.split(",")[0] for what in said if "rate" in what} == {
-        "Trying rate 1 of 4",
-        "Trying rate 2 of 4",
-    }, "there was no time for the others"
-    assert trainer.rate < 1e3 / 100**2
-    assert trainer.checked is not None
-    assert trainer.checked < untrained
-
-
-@pytest.mark.slow
 def test_what_was_learned_survives_in_fine_types(target: Path, tmp_path: Path) -> None:
-    coarse = make_drafter(target, tmp_path / "q4_0.gguf", quantization="q4_0")
-    header = read_header(coarse)
-    assert usual_type(header) == FINE
-    assert usual_type(read_header(target)) == AS_BEFORE  # its types are fine enough
-    assert set(rounded_types(header, "q4_1").values()) == {"Q4_1"}
-    assert rounded_types(header, FINE) == rounded_types(header, "q6_k") == {}
-    assert set(rounded_types(header, AS_BEFORE).values()) == {"Q4_0"}
+    coarse, path = make_drafter(target, tmp_path / "q4_0.gguf", quantization="q4_0"), tmp_path / "tuned.gguf"
     loaded = load_weights(coarse)
     rng = np.random.default_rng(3)
     name = "blk.4.ffn_up.weight"
     moved = loaded.weights[name] * (1 + 0.02 * rng.standard_normal(loaded.weights[name].shape))
     tuned = {name: moved.astype(np.float32), "output_norm.weight": loaded.weights["output_norm.weight"] * 2}
-    paths = {kind: tmp_path / f"{kind}.gguf" for kind in (AS_BEFORE, FINE, "q5_1")}
-    for kind, path in paths.items():
-        export(header, path, tuned, kind, kind, 1)
-        assert load_weights(path).weights["output_norm.weight"] == pytest.approx(tuned["output_norm.weight"])
-    lost = {kind: np.abs(load_weights(path).weights[name] - moved).mean() for kind, path in paths.items()}
-    assert lost[FINE] < 0.5 * lost[AS_BEFORE]
-    # A small change of a weight that stands on the grid of its type is rounded away.
-    assert lost[AS_BEFORE] > 0.9 * np.abs(loaded.weights[name] - moved).mean()
+    write_weights(coarse, path, tuned, "note")
+    assert load_weights(path).weights["output_norm.weight"] == pytest.approx(tuned["output_norm.weight"])
+    lost = np.abs(load_weights(path).weights[name] - moved).mean()
+    assert lost < 0.5 * np.abs(loaded.weights[name] - moved).mean()
     # Where nothing changed, the bytes stay.
-    for path in (paths[AS_BEFORE], paths[FINE]):
-        for one, other in zip(gguf.GGUFReader(coarse).tensors, gguf.GGUFReader(path).tensors, strict=True):
-            if one.name not in tuned:
-                assert one.tensor_type == other.tensor_type
-                assert (one.data == other.data).all()
-    assert logits_of(paths[FINE], [5, 6, 7]).shape == (3, N_VOCAB)
-
-
-@pytest.mark.slow
-def test_what_was_learned_survives_few_bits(
-    target: Path, start: Path, answers: list[TargetAnswer], tmp_path: Path
-) -> None:
-    """Rounded to the nearest, most is lost; less where training knows of it."""
-    start = make_drafter(start, tmp_path / "start.gguf", quantization="q4_0")
-    header = read_header(start)
-    changed = {}
-    for way, kinds in (("nearest", {}), ("known", rounded_types(header, "q4_0"))):
-        loaded = load_weights(start)
-        network = Network(loaded.shape, loaded.weights, TrainedExtent(2), kinds)
-        trainer = Trainer(network, answers, tmp_path / f"{way}.pt", "label")
-        trainer.train(steps_of(40), lambda what, part: None)
-        changed[way] = network.changed()
-        export(header, tmp_path / f"{way}.gguf", changed[way], "tuned", AS_BEFORE, 1)
-    loss = {}
-    for way in changed:
-        written = load_weights(tmp_path / f"{way}.gguf")
-        found = Network(written.shape, written.weights)
-        batch = batch_of(answers)
-        with torch.no_grad():
-            hidden = found.hidden(batch.tokens, batch.lengths)[batch.rows]
-            logits = torch.nn.functional.linear(hidden, found.output)
-            loss[way] = float(divergence(logits, batch.top, batch.logprobs))
-    assert loss["known"] < loss["nearest"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("measured_by_what_was_learned")
-def test_kept_types_are_trained_for_and_keep_the_size(target: Path, start: Path, tmp_path: Path) -> None:
-    start = make_drafter(start, tmp_path / "start.gguf", quantization="q4_0")
-    options = {"start": str(start), "quantization": KEEP, "steps": 120, "output": tmp_path / "tuned.gguf"}
-    tuned = tune(str(target), TuneOptions(**vars(QUICK) | options))
-    assert tuned.after.agreement.top1 > 2 * tuned.before.agreement.top1
-    assert tuned.path is not None
-    pairs = zip(gguf.GGUFReader(start).tensors, gguf.GGUFReader(tuned.path).tensors, strict=True)
-    for before, after in pairs:
-        assert (before.name, before.tensor_type) == (after.name, after.tensor_type)
+    for one, other in zip(gguf.GGUFReader(coarse).tensors, gguf.GGUFReader(path).tensors, strict=True):
+        if one.name not in tuned:
+            assert one.tensor_type == other.tensor_type
+            assert (one.data == other.data).all()
+    assert logits_of(path, [5, 6, 7]).shape == (3, N_VOCAB)
 
 
 def test_fewer_layers_are_trained_where_the_upper_half_does_not_fit(target: Path) -> None:
@@ -390,7 +307,6 @@ def test_a_tuned_drafter_agrees_more_and_is_registered(target: Path, start: Path
     tuned = tune(str(target), TuneOptions(**vars(QUICK) | {"start": str(start), "steps": 120}))
     assert tuned.after.agreement.tokens == tuned.before.agreement.tokens > 100
     assert tuned.after.agreement.top1 > 1.5 * tuned.before.agreement.top1
-    assert tuned.after.tokens_per_pass[4] > tuned.before.tokens_per_pass[4]
     assert tuned.registered
     assert tuned.path is not None
     (pair,) = PairRegistry().pairs(read_header(target).fingerprint)
@@ -474,13 +390,6 @@ def test_interrupted_answering_continues(target: Path, start: Path) -> None:
     assert counts == set(range(16 + 12 - 5))
 
 
-def test_trees_along_known_texts(target: Path, start: Path, answers: list[TargetAnswer]) -> None:
-    texts = [answer.text for answer in answers]
-    itself = tokens_per_pass(target, texts, (8,))
-    less = tokens_per_pass(start, texts, (8,))
-    assert itself[8] > less[8] >= 1
-
-
 def test_what_cannot_be_tuned(target: Path, smol_path: Path, gemma_path: Path, tmp_path: Path) -> None:
     mixture = write_tiny(tmp_path / "moe.gguf", "qwen3moe", smol_path)
     with pytest.raises(BackendError, match=r"moe.gguf cannot be tuned: its architecture is 'qwen3moe'."):
@@ -507,14 +416,11 @@ def test_the_command(target: Path, start: Path, tmp_path: Path, capsys: pytest.C
         str(own),
         "--minutes",
         "0.02",
-        "--pass-seconds",
-        "1",
     ]
-    assert main([*command, "--answers", "6", "--tokens", "8", "-t", "1", "-o", str(output), "--json"]) == 0
+    assert main([*command, "-t", "1", "-o", str(output), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["path"] == str(output)
     assert output.exists()
-    assert found["before"]["tokens_per_pass"].keys() == {"8", "16", "32"}
     assert found["trained"]["answers"] >= 4
     assert main(["draft", "tune", str(target), "--prompts", str(tmp_path / "none")]) == 2
     assert "cannot be read: No such file" in capsys.readouterr().err

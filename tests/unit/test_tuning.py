@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -22,11 +21,8 @@ from edgespec.drafting.tuning.answers import (
     read_prompts,
     with_own,
 )
-from edgespec.drafting.tuning.network.network import ROUNDED, rounded
 from edgespec.drafting.tuning.network.shape import TrainedExtent, shape_of
 from edgespec.drafting.tuning.training import (
-    _SAME_THREADS,
-    _Threads,
     answers_of_step,
     batch_of,
     divergence,
@@ -148,40 +144,6 @@ def test_divergence_falls_along_its_gradient() -> None:
     before = divergence(logits, top, logprobs)
     (gradient,) = torch.autograd.grad(before, logits)
     assert divergence(logits - 0.1 * gradient, top, logprobs) < before
-
-
-@pytest.mark.parametrize(("alone", "together", "expected"), [(1.0, 0.6, 2), (1.0, 5.0, 1)])
-def test_threads_are_chosen_by_what_steps_take(alone: float, together: float, expected: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        threads = _Threads()
-        chosen = []
-        for _ in range(2 * _SAME_THREADS):
-            threads.choose()
-            chosen.append(torch.get_num_threads())
-            threads.measured(100 * (alone if chosen[-1] == 1 else together), 100)
-    finally:
-        torch.set_num_threads(before)
-    assert chosen[:3] == [1, 2, 1]  # one to warm up, and a trial of each
-    assert set(chosen[3:_SAME_THREADS]) == {expected}
-    assert chosen.count(3 - expected) <= 4, "both are tried again, but seldom"
-
-
-@pytest.mark.parametrize("kind", ROUNDED)
-def test_rounding_is_that_of_the_type(kind: str) -> None:
-    generator = torch.Generator().manual_seed(2)
-    weight = torch.randn(6, 64, generator=generator)
-    weight[1, :32] = 0
-    number = gguf.GGMLQuantizationType[kind]
-    expected = gguf.dequantize(gguf.quantize(weight.numpy(), number), number)
-    weight.requires_grad_(True)
-    found = rounded(weight, kind)
-    assert found.detach().numpy() == pytest.approx(expected, abs=1e-6)
-    (gradient,) = torch.autograd.grad((found * 2).sum(), weight)
-    assert (gradient == 2).all()  # as if nothing had been rounded
-    assert rounded(weight, "Q6_K") is weight
-    assert rounded(weight[:, :40], kind).shape == (6, 40)
 
 
 @pytest.mark.parametrize(

@@ -126,31 +126,7 @@ def tune(
         float, option(None, "--minutes", "Time limit for answering and training.", metavar="N")
     ] = 30.0,
     output: Output = None,
-    quantization: Annotated[
-        str | None,
-        # EDGESPEC_QUANTIZATION is that of `draft make`, which takes several.
-        option(
-            None,
-            "--quantization",
-            "Quantization of the output file. 'keep' leaves all types as they are. "
-            "Default: the source's types, or finer.",
-            variable=False,
-            metavar="TYPE",
-        ),
-    ] = None,
     memory: Memory = None,
-    pass_seconds: PassSeconds = None,
-    answers: Annotated[
-        int | None,
-        option(
-            None,
-            "--answers",
-            "Maximum answers to learn from. Default: as many as a third of the time allows.",
-            variable=False,
-            metavar="N",
-        ),
-    ] = None,
-    tokens: Annotated[int, option(None, "--tokens", "Tokens per answer.", metavar="N")] = 128,
     threads: Threads = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -170,11 +146,7 @@ def tune(
         prompts=prompts,
         output=output,
         minutes=minutes,
-        answers=answers,
-        quantization=quantization,
-        pass_s=pass_seconds,
         memory=room,
-        tokens=tokens,
         threads=threads,
     )
     with terminal.working(long=True) as progress:

@@ -7,12 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.base.units import readable_rate, readable_time
-from edgespec.drafting.tuning.evaluation import BUDGETS, Evaluation
+from edgespec.drafting.tuning.evaluation import Evaluation
 from edgespec.errors import OutputError, UsageError
-from edgespec.llama.quantize import QUANTIZATIONS
-
-KEEP = "keep"
-"""In place of a quantization: every tensor keeps its type."""
 
 LEAST_ANSWERS = 4
 _MAX_MINUTES = 7 * 24 * 60
@@ -28,14 +24,10 @@ class TuneOptions:
     minutes: float = 30.0  # of answering and training together, in all runs
     answers: int | None = None  # most, to learn from; None takes as many as a third of the time allows
     steps: int | None = None  # of training, however long they take
-    # Of the whole result; None keeps what is not trained, and writes the rest in fine types. KEEP leaves all
-    # types, so that the size stays.
-    quantization: str | None = None
     pass_s: float | None = None  # of the target, by which drafters are compared; None measures it
     memory: int | None = None  # bytes, while the target answers; None means what is available
     tokens: int = 128  # most, of each answer
     threads: int | None = None
-    budgets: tuple[int, ...] = BUDGETS  # nodes of the trees by which the result is measured
 
 
 @dataclass(frozen=True)
@@ -70,17 +62,12 @@ class TunedDrafter:
     def description(self) -> list[str]:
         """The gain in sentences."""
         before, after, trained = self.before, self.after, self.trained
-        passes = ", ".join(
-            f"{before.tokens_per_pass[budget]:.2f} to {after.tokens_per_pass[budget]:.2f} at {budget} nodes"
-            for budget in after.tokens_per_pass
-        )
         return [
             f"Tuned {before.path.name} on {trained.answers} answers of {self.target.name} "
             f"({trained.tokens} tokens) for {readable_time(trained.seconds)}.",
             f"On {after.agreement.tokens} held-out tokens, it agrees on "
             f"{after.agreement.top1:.0%} at once and on {after.agreement.top4:.0%} within four; "
             f"before, on {before.agreement.top1:.0%} and {before.agreement.top4:.0%}.",
-            f"Tokens per pass: {passes}.",
             f"The target should write {readable_rate(after.tokens_per_second)} with it, "
             f"up from {readable_rate(before.tokens_per_second)}.",
             "It is the best drafter known: --draft auto uses it."
@@ -107,17 +94,5 @@ def check(options: TuneOptions) -> None:
     if not 0 < options.minutes <= _MAX_MINUTES:
         limit = f"at most {_MAX_MINUTES:g}" if options.minutes > 0 else "positive"
         raise UsageError(f"--minutes must be {limit}, not {options.minutes:g}.")
-    if not 8 <= options.tokens <= 384:
-        raise UsageError(f"--tokens must be from 8 to 384, not {options.tokens}.")
-    if options.answers is not None and options.answers < LEAST_ANSWERS:
-        raise UsageError(f"--answers must be {LEAST_ANSWERS} or more, not {options.answers}.")
-    if options.pass_s is not None and not 0 < options.pass_s < 3600:
-        limit = "below 3600" if options.pass_s > 0 else "positive"
-        raise UsageError(f"--pass-seconds must be {limit}, not {options.pass_s:g}.")
-    if options.quantization is not None and options.quantization not in (KEEP, *QUANTIZATIONS):
-        raise UsageError(
-            f"There is no quantization '{options.quantization}'.",
-            f"Choose from {KEEP}, {', '.join(QUANTIZATIONS)}.",
-        )
     if options.output is not None and not options.output.absolute().parent.is_dir():
         raise OutputError(f"There is no folder {options.output.absolute().parent}.", "Create it first.")

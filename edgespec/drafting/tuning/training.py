@@ -26,7 +26,6 @@ from edgespec.files.writing import atomic_write
 _WARM_UP = 10  # steps
 _CLIP = 1.0
 _REMEMBERED_BYTES = 1 << 30  # of what the layers below the trained ones computed
-_SAME_THREADS = 100  # steps before another number is tried
 # Products of a new size have code generated for them, which is kept: gigabytes after some hundred sizes.
 _ROUND_ROWS = 64
 _SAVE_EVERY_S = 120.0
@@ -35,12 +34,9 @@ _CHECKED_ANSWERS = 16  # that are not learned from, and tell when learning has b
 _LEAST_ANSWERS = 8  # to learn from, for each that is checked
 _LEAST_CHECKS = 4  # fewer say little, so every answer is learned from
 _CHECK_EVERY = 50  # steps
-_SLOWED_AFTER = 3  # checks without a gain
+_SLOWED_AFTER = 3  # checks without a gain; one, as long as there was no gain at all
 _PATIENCE = 12  # checks without a gain, after which training ends
-_TRIAL_STEPS = 24  # of each rate
-_TRIAL_SHARE = 0.2  # of the training, at most, for finding its rate
 _SLOWER = 4  # times, from one rate to the next
-_TRIED_RATES = 4
 _FASTER = 1.2  # times as fast, and bfloat16 is worth its rounding
 _TRIAL = (256, 1024)  # rows and width of the products that are timed
 
@@ -54,9 +50,8 @@ class TrainingMethod:
     """The method of training."""
 
     rate: float = 6e-4  # AdamW's, after a few steps
-    rounded_rate: float = 1e-3  # of weights that are rounded, which must go further to change anything
-    # Where no rates are tried, the first loss from which on a start is trained at these rates. A nearer one
-    # has less to learn and loses more by chance, so its rate is as much lower as it is nearer.
+    # The first loss from which on a start is trained at these rates. A nearer one has less to learn and loses
+    # more by chance, so its rate is as much lower as it is nearer.
     far: float = 1.2
     least: float = 0.1  # share of the rate that is left at the end
     texts: int = 4  # of a step
@@ -89,51 +84,18 @@ def _rest(logprobs: Tensor) -> Tensor:
     return (1 - logprobs.exp().sum(-1)).clamp(min=tiny)
 
 
-class _Threads:
-    """Chooses how many threads a step has: all of them, or one where something else keeps the cores busy.
-
-    Threads that share a product wait for the slowest of them, so beside other work two of them may take
-    longer than one. Both are tried, and again every now and then.
-    """
-
-    def __init__(self) -> None:
-        self._most = torch.get_num_threads()
-        self._s_per_token: dict[int, float] = {}
-        self._left = 1  # steps until the next trial; the first step of all is slower than others
-
-    def choose(self) -> None:
-        """Set the threads of the next step."""
-        if self._most == 1:
-            return
-        if self._left == 0:
-            self._s_per_token.clear()
-            self._left = -1
-        untried = [count for count in (self._most, 1) if count not in self._s_per_token]
-        if self._left < 0 and not untried:
-            self._left = _SAME_THREADS
-        best = min(self._s_per_token, key=self._s_per_token.__getitem__, default=1)
-        torch.set_num_threads(untried[0] if self._left < 0 else best)
-
-    def measured(self, seconds: float, tokens: int) -> None:
-        """Note what that step took."""
-        if self._left < 0:
-            self._s_per_token[torch.get_num_threads()] = seconds / tokens
-        else:
-            self._left -= 1
-
-
 class Trainer:
     """Trains a network on the target's answers.
 
-    A few of them are not learned from. Where training is long enough, several rates are tried on these first,
-    and the weights that came out best on them are kept.
+    A few of them are not learned from: the weights that come out best on these are kept, and where nothing is
+    gained on them, training returns to these weights at a lower rate.
 
     Args:
         checkpoint: where the training is saved; if it is there and has the same label, it is taken up.
         label: what the checkpoint belongs to.
 
     Attributes:
-        rate: AdamW's: the one found by trying, or the method's; lower after steps that gained nothing.
+        rate: AdamW's: the method's, lower after steps that gained nothing.
         steps, seconds: of training so far, in all runs.
         loss: a moving average; None before the first step.
         checked: the best divergence on answers that are not learned from, so far; None if it is not known.
@@ -152,8 +114,7 @@ class Trainer:
         self._network = network
         self._answers = answers
         self._method = method
-        self.rate = method.rounded_rate if network.rounds else method.rate
-        self._rate_was_tried = False
+        self.rate = method.rate
         self._learned, self._checks = _divided(len(answers))
         # Products with a copy of the rows that are needed, not with all of them.
         self._columns = tokens_seen(answers)
@@ -171,6 +132,7 @@ class Trainer:
         self.loss: float | None = None
         self.checked: float | None = None
         self._without_gain = 0  # checks since the best one
+        self._has_gained = False  # at any check
         self._first_losses: list[float] = []  # while the rate is still low: how far the start is
         self._changing = False
         self._resume()
@@ -192,19 +154,18 @@ class Trainer:
         Whatever ends it, the progress is saved; of a step whose weights are half changed, that before it.
         """
         if not self.steps and self._checks:
-            self._choose_rate(budget, on_progress)
-        if not self._rate_was_tried:
-            self._learned = list(range(len(self._answers)))
+            self.checked = self._divergence_of_checks()
+            self._save_best()
         saved = time.monotonic()
-        threads = _Threads()
         try:
             while (done := budget(self.steps, self.seconds)) < 1 and self._without_gain < _PATIENCE:
                 divergence_now = "" if self.loss is None else f", divergence {self.loss:.2f}"
                 on_progress(f"Tuning, step {self.steps + 1}{divergence_now}", done)
-                self._timed_step(done, threads)
-                if self._rate_was_tried and self.steps % _CHECK_EVERY == 0:
+                self._timed_step(done)
+                if self._checks and self.steps % _CHECK_EVERY == 0:
                     self._check()
-                    if 0 < self._without_gain < _PATIENCE and self._without_gain % _SLOWED_AFTER == 0:
+                    slowed_after = _SLOWED_AFTER if self._has_gained else 1
+                    if 0 < self._without_gain < _PATIENCE and self._without_gain % slowed_after == 0:
                         self._restore_best()
                         self._restart_at(self.rate / _SLOWER)
                 if time.monotonic() - saved > _SAVE_EVERY_S:
@@ -213,42 +174,9 @@ class Trainer:
         finally:
             if not self._changing:
                 self.save()
-        if self._rate_was_tried:
+        if self._checks:
             self._check()
             self._restore_best()
-
-    def _choose_rate(self, budget: TrainingBudget, on_progress: Progress) -> None:
-        """Find the rate at which a few steps gain most on answers that are not learned from.
-
-        How far a start is from its target does not say at which rate it learns: a model without some layers
-        has to be mended, and one that was trained on its own is damaged by the same steps.
-        """
-        if budget(2 * _TRIAL_STEPS, self.seconds) > _TRIAL_SHARE:
-            return
-        start = self.checked = self._divergence_of_checks()
-        self._save_best()
-        usual, outcomes = self.rate, dict[float, float]()
-        self._rate_was_tried = True
-        for trial in range(_TRIED_RATES):
-            done = budget(trial * _TRIAL_STEPS, self.seconds)
-            if trial and done * (trial + 1) / trial > _TRIAL_SHARE:
-                break
-            self._restart_at(usual / _SLOWER**trial)
-            threads = _Threads()
-            for step in range(_TRIAL_STEPS):
-                on_progress(f"Trying rate {trial + 1} of {_TRIED_RATES}, step {step + 1}", done)
-                self._timed_step(0.0, threads)
-            one_gained = any(outcome < start for outcome in outcomes.values())
-            outcomes[self.rate] = self._divergence_of_checks()
-            self._restore_best()
-            self.steps, self.loss, self._first_losses = 0, None, []
-            if one_gained and outcomes[self.rate] > min(outcomes.values()):
-                break  # slower ones gain less
-        self._rate_was_tried = len(outcomes) > 1
-        rate = min(outcomes, key=outcomes.__getitem__) if self._rate_was_tried else usual
-        if self._rate_was_tried and outcomes[rate] > start:  # all of them damaged it
-            rate = min(outcomes) / _SLOWER
-        self._restart_at(rate)
 
     def _check(self) -> None:
         """Measure on the answers that are not learned from, and keep the weights if they are the best."""
@@ -256,7 +184,7 @@ class Trainer:
         found = self._divergence_of_checks()
         self.seconds += time.monotonic() - begun
         if self.checked is None or found < self.checked:
-            self.checked, self._without_gain = found, 0
+            self.checked, self._without_gain, self._has_gained = found, 0, True
             self._save_best()
         else:
             self._without_gain += 1
@@ -269,15 +197,11 @@ class Trainer:
             losses = [float(self._loss(chosen, torch.cat(self._lower_of(chosen)))) for chosen in groups]
         return sum(losses) / len(losses)
 
-    def _timed_step(self, done: float, threads: _Threads) -> None:
+    def _timed_step(self, done: float) -> None:
         order = answers_of_step(len(self._learned), self.steps, self._method.texts, self._seed)
         chosen = [self._learned[place] for place in order]
         start = time.monotonic()
-        threads.choose()
-        x = self._lower_of(chosen)
-        begun = time.monotonic()
-        self._step(chosen, torch.cat(x), done)
-        threads.measured(time.monotonic() - begun, sum(map(len, x)))
+        self._step(chosen, torch.cat(self._lower_of(chosen)), done)
         self.seconds += time.monotonic() - start
 
     def _loss(self, chosen: Sequence[int], x: Tensor) -> Tensor:
@@ -307,9 +231,7 @@ class Trainer:
 
     def _rate_at(self, done: float) -> float:
         """The rate of a step, when this share of the training is done."""
-        near = 1.0
-        if not self._rate_was_tried:
-            near = min(sum(self._first_losses) / len(self._first_losses) / self._method.far, 1.0)
+        near = min(sum(self._first_losses) / len(self._first_losses) / self._method.far, 1.0)
         warm = min((self.steps + 1) / _WARM_UP, 1.0)
         return self.rate * near * warm * (1 - (1 - self._method.least) * done)
 
@@ -342,7 +264,7 @@ class Trainer:
             "checked": self.checked,
             "without_gain": self._without_gain,
             "rate": self.rate,
-            "rate_was_tried": self._rate_was_tried,
+            "has_gained": self._has_gained,
             "first_losses": self._first_losses,
             "weights": self._weights(),
             "optimizer": self._optimizer.state_dict(),
@@ -374,10 +296,10 @@ class Trainer:
         state = _read(self._checkpoint)
         if not self._fits(state) or "rate" not in state:
             return
-        if state["rate_was_tried"] and not self._fits(_read(self._best)):
+        if self._checks and not self._fits(_read(self._best)):
             return
         self._load(state)
-        self.rate, self._rate_was_tried = state["rate"], state["rate_was_tried"]
+        self.rate, self._has_gained = state["rate"], state["has_gained"]
         self._optimizer.load_state_dict(state["optimizer"])
         self.steps, self.seconds, self.loss = state["steps"], state["seconds"], state["loss"]
         self.checked, self._without_gain = state["checked"], state["without_gain"]

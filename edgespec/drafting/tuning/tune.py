@@ -28,14 +28,13 @@ from edgespec.drafting.tuning.answers import (
     read_prompts,
     with_own,
 )
-from edgespec.drafting.tuning.evaluation import Evaluation, evaluate, tokens_per_pass
-from edgespec.drafting.tuning.network.export import export, rounded_types, usual_type
+from edgespec.drafting.tuning.evaluation import Evaluation, evaluate
 from edgespec.drafting.tuning.network.shape import TrainedExtent, extent_for
-from edgespec.drafting.tuning.network.weights import check_tunable, load_weights
+from edgespec.drafting.tuning.network.weights import check_tunable, load_weights, write_weights
 from edgespec.drafting.tuning.options import LEAST_ANSWERS, TrainingRecord, TunedDrafter, TuneOptions, check
 from edgespec.engine.engine import Engine
 from edgespec.errors import BackendError, EdgeSpecError, PairingError
-from edgespec.files.writing import remove_abandoned, termination_raises, writing_to
+from edgespec.files.writing import atomic_large_write, remove_abandoned, termination_raises, writing_to
 from edgespec.llama.runtime.model import Model
 from edgespec.llama.tokenizer.compatibility import differs
 from edgespec.machine.cores import default_threads
@@ -87,8 +86,6 @@ class _Tuning:
         parts: list[object] = [target.fingerprint, start.fingerprint, start.file_bytes]
         parts += [options.tokens, options.answers]
         parts += [prompt.text for prompt in prompts.training]
-        if options.quantization and rounded_types(start, options.quantization):
-            parts.append(options.quantization)  # another training
         self._label = "tuning-" + hashlib.blake2b(json.dumps(parts).encode(), digest_size=5).hexdigest()
         self._folder = work_folder(target)
         remove_abandoned(self._folder, ".*.partial")
@@ -193,10 +190,8 @@ class _Tuning:
 
         self._report("Loading the drafter to tune", 0.3)
         torch.set_num_threads(self._options.threads or default_threads())
-        quantization = self._options.quantization or usual_type(self._start)
         loaded = load_weights(self._start.path)
-        kinds = rounded_types(self._start, quantization)
-        network = Network(loaded.shape, loaded.weights, self._extent, kinds)
+        network = Network(loaded.shape, loaded.weights, self._extent)
         checkpoint = self._folder / f"{self._label}.pt"
         trainer = Trainer(network, learned, checkpoint, self._label)
         wanted = self._options.steps
@@ -220,7 +215,10 @@ class _Tuning:
         changed = network.changed()
         del trainer, network  # gradients and moments take more than what is loaded to write the result
         path = self._folder / f"{self._label}.gguf"
-        export(self._start, path, changed, note, quantization, self._options.threads)
+        with writing_to(path, "Free some space on that disk."):
+            partial = path.with_name(f"{path.name}.partial")
+            with atomic_large_write(path, partial):
+                write_weights(self._start.path, partial, changed, note)
         return trained, path
 
     def _evaluate(
@@ -235,10 +233,6 @@ class _Tuning:
         before = evaluate(self._start.path, samples, cost)
         after = evaluate(written, samples, cost, like=before)
         best = max([before, *self._rivals(samples, cost)], key=speed)
-        self._report("Leading trees along the held-out answers", 0.92)
-        before = replace(before, tokens_per_pass=tokens_per_pass(before.path, samples, self._options.budgets))
-        self._report("Leading trees along the held-out answers", 0.96)
-        after = replace(after, tokens_per_pass=tokens_per_pass(after.path, samples, self._options.budgets))
         return before, after, best if speed(best) >= speed(after) else None
 
     def _rivals(self, samples: list[SampleAnswer], cost: CostModel) -> Iterator[Evaluation]:
@@ -282,8 +276,6 @@ class _Tuning:
 
 def _copy(source: Path, destination: Path) -> None:
     import shutil
-
-    from edgespec.files.writing import atomic_large_write
 
     partial = destination.with_name(destination.name + ".partial")
     with atomic_large_write(destination, partial) as file, source.open("rb") as original:

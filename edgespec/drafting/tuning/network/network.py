@@ -26,12 +26,9 @@ class Network:
     Args:
         weights: every tensor of the file by its name, rows first, in float32; taken over, not copied.
         extent: what of it is trained.
-        kinds: types that matrices will be written in, by name. Training computes with what they will be then,
-            where they are trained themselves and the type is one that `rounded` knows.
 
     Attributes:
         weights: the same as torch tensors.
-        rounds: whether it computes with rounded weights.
     """
 
     def __init__(
@@ -39,12 +36,9 @@ class Network:
         shape: NetworkShape,
         weights: Mapping[str, NDArray[np.float32]],
         extent: TrainedExtent = WHOLE,
-        kinds: Mapping[str, str] | None = None,
     ) -> None:
         self.shape = shape
         self.extent = extent
-        self._kinds = dict(kinds or {})
-        self.rounds = bool(self._kinds)
         self.weights = {name: torch.from_numpy(values) for name, values in weights.items()}
         for weight in self.trained().values():
             weight.requires_grad_(True)
@@ -149,11 +143,7 @@ class Network:
         )[0].transpose(0, 1)
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
-        matrix = f"{name}.weight"
-        weight = self.weights[matrix]
-        if weight.requires_grad and (kind := self._kinds.get(matrix)) is not None:
-            weight = rounded(weight, kind)
-        return F.linear(x, weight, self.weights.get(f"{name}.bias"))
+        return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         x = x.float()
@@ -194,53 +184,3 @@ def _window_mask(length: int, window: int) -> Tensor:
     """(length, length) whether a row sees a token: those up to its own, and at most `window` of them."""
     behind = torch.arange(length)[:, None] - torch.arange(length)
     return (behind >= 0) & (behind < window)
-
-
-_BLOCK = 32  # weights that share a scale, in ggml's types
-ROUNDED = ("Q4_0", "Q4_1", "Q8_0")
-
-
-def rounded(weight: Tensor, kind: str) -> Tensor:
-    """(rows, columns) the matrix as ggml reads it back after it was written in this type.
-
-    Args:
-        kind: ggml's name of the type. Of one that is not in ROUNDED, and of rows that are no whole blocks,
-            the matrix itself is returned.
-    """
-    if kind not in ROUNDED or weight.shape[-1] % _BLOCK:
-        return weight
-    with torch.no_grad():
-        blocks = weight.detach().view(-1, _BLOCK)
-        moved = _ROUNDINGS[kind](blocks).view_as(weight) - weight
-    return weight + moved
-
-
-def _q4_0(blocks: Tensor) -> Tensor:
-    largest = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
-    scale = largest / -8
-    steps = (blocks * _inverse(scale) + 8.5).floor_().clamp_(0, 15).sub_(8)
-    return steps.mul_(_half(scale))
-
-
-def _q4_1(blocks: Tensor) -> Tensor:
-    least, most = blocks.aminmax(dim=1, keepdim=True)
-    scale = (most - least) / 15
-    steps = (blocks - least).mul_(_inverse(scale)).add_(0.5).floor_().clamp_(0, 15)
-    return steps.mul_(_half(scale)).add_(_half(least))
-
-
-def _q8_0(blocks: Tensor) -> Tensor:
-    scale = blocks.abs().amax(1, keepdim=True) / 127
-    return (blocks * _inverse(scale)).round_().mul_(_half(scale))
-
-
-def _inverse(scale: Tensor) -> Tensor:
-    return torch.where(scale == 0, 0.0, 1 / scale)
-
-
-def _half(scale: Tensor) -> Tensor:
-    """Round as in storage."""
-    return scale.half().float()
-
-
-_ROUNDINGS = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0}

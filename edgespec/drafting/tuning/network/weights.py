@@ -1,7 +1,8 @@
-"""Weights of a GGUF file as arrays, and back into a file of the same kind.
+"""Weights of a GGUF file as arrays, and back into a file.
 
-Tuned weights are written in F16 beside everything that was not changed, which keeps its bytes. llama.cpp's
-own quantizer then makes the drafter's types of them.
+Tuned matrices are written in their own type if it is as fine as Q8_0, and else in Q8_0: weights that come
+from few bits stand on the grid of their type, and training moves most of them by less than half a step of it.
+Everything that was not changed keeps its bytes.
 """
 
 from __future__ import annotations
@@ -19,18 +20,14 @@ from numpy.typing import NDArray
 
 from edgespec.drafting.tuning.network.shape import NetworkShape, shape_of
 from edgespec.errors import BackendError, ModelFileError
-from edgespec.llama.build import quantization_name
-from edgespec.llama.quantize import QUANTIZATIONS
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 
 Weights = dict[str, NDArray[np.float32]]
 
-_FALLBACK = "q4_0"
-_EXACT = (Kind.F32, Kind.F16, Kind.BF16)
-# What the gguf package quantizes to, just as llama.cpp does.
-WRITABLE = (*_EXACT, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
+_PLAIN = (Kind.F32, Kind.F16)
+_FINE = (*_PLAIN, Kind.BF16, Kind.Q8_0)
 # Of the first file's own layout, or written by the writer itself.
 _NOT_COPIED = re.compile(
     r"GGUF\..*|general\.(architecture|alignment|file_type|quantization_version)|split\..*"
@@ -71,33 +68,16 @@ def load_weights(path: Path) -> ModelWeights:
     return ModelWeights(shape, weights)
 
 
-def matrix_kinds(header: GGUFHeader) -> dict[str, str]:
-    """ggml's name of the type of every matrix inside the layers, by the matrix's name."""
-    return {
-        tensor.name: Kind(tensor.type_id).name
-        for tensor in header.tensors
-        if len(tensor.shape) > 1 and tensor.name.startswith("blk.")
-    }
-
-
-def quantization_of(header: GGUFHeader) -> str:
-    """The quantization that a file says to have, if one can be made; otherwise Q4_0."""
-    name = quantization_name(header).lower()
-    return name if name in QUANTIZATIONS else _FALLBACK
-
-
 def write_weights(
     source: Path,
     destination: Path,
     tuned: Mapping[str, NDArray[np.float32]],
     note: str,
-    kind: Kind | None = Kind.F16,
 ) -> None:
     """Write a copy of `source` in which the tensors in `tuned` have these values.
 
     Args:
         tuned: by name, rows first. Vectors are written in F32.
-        kind: type of the matrices among them; one of WRITABLE. None is that which each had.
         note: says what the tuning was. It also sets the file's header, and what is remembered by it, apart
             from those of an equally shaped drafter.
 
@@ -114,22 +94,19 @@ def write_weights(
             )
     writer.add_string("edgespec.tuned", note)
     for tensor in reader.tensors:
-        _add(writer, tensor, tuned.get(tensor.name), kind)
+        _add(writer, tensor, tuned.get(tensor.name))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _add(writer: gguf.GGUFWriter, tensor: Any, values: NDArray[np.float32] | None, kind: Kind | None) -> None:
+def _add(writer: gguf.GGUFWriter, tensor: Any, values: NDArray[np.float32] | None) -> None:
+    kind, data = tensor.tensor_type, tensor.data
     if values is not None and values.ndim == 1:
-        writer.add_tensor(tensor.name, values)
+        kind, data = Kind.F32, values
     elif values is not None:
-        kind = kind if kind is not None else tensor.tensor_type
-        # The writer takes floats as they are, and everything else as bytes of a type.
-        raw = None if kind in _EXACT[:2] else kind
-        writer.add_tensor(tensor.name, gguf.quantize(values, kind), raw_dtype=raw)
-    elif tensor.tensor_type in _EXACT[:2]:
-        writer.add_tensor(tensor.name, tensor.data)
-    else:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        kind = kind if kind in _FINE else Kind.Q8_0
+        data = gguf.quantize(values, kind)
+    # The writer takes floats as they are, and everything else as bytes of a type.
+    writer.add_tensor(tensor.name, data, raw_dtype=None if kind in _PLAIN else kind)
