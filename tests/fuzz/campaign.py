@@ -5,11 +5,6 @@
     python -m tests.fuzz.campaign --architecture adapter     # or a LoRA adapter's
     python -m tests.fuzz.campaign --seeds 17 4711            # those again
     python -m tests.fuzz.campaign --seeds 17 --keep folder   # and keep the files
-    python -m tests.fuzz.campaign --architecture all --results results.json --minutes 60 --workers 2
-
-`all` is a tiny model of each architecture that can be made. Their files are tried in rounds, some of each
-architecture at a time; the results file says how far each has come, and the same command continues there.
-SIGTERM ends the run after the current round.
 
 Prints what became of the files. A file over which the fork that tries it out dies is one EdgeSpec refuses;
 a crash after that, a hang, or use of memory beyond reason is printed with its seed, and the run ends with
@@ -29,16 +24,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from edgespec.files.writing import atomic_write
 from edgespec.processes.exit_status import signal_name
 from tests.fuzz import architectures
 from tests.fuzz.headers import Header, parse, small_model, tiny_model
@@ -49,7 +40,6 @@ from tests.tiny_adapters import write_adapter
 _PATIENCE_S = 300  # the system ends what computes for too long
 _KINDS = ("refused", "died", "error", "loaded", "repeated")
 _MEMORY_KIB = 64 << 10  # beyond the file's own size: buffers of llama.cpp's context
-_ROUND = 500  # files of an architecture before the next one's turn
 
 
 @dataclass
@@ -187,94 +177,6 @@ def run(
     return outcome
 
 
-class Rounds:
-    """Files of many architectures, in rounds, with the results in a file.
-
-    Args:
-        results: the file; what it says has been done is not done again.
-        files: how many of each architecture.
-    """
-
-    def __init__(self, results: Path, files: int, folder: Path) -> None:
-        self._path = results
-        self._files = files
-        self._folder = folder
-        self._lock = threading.Lock()
-        self._results: dict[str, dict[str, Any]] = {}
-        with contextlib.suppress(FileNotFoundError):
-            before = json.loads(results.read_text())
-            self._results = {name: entry for name, entry in before.items() if "files" in entry}
-        self._bases: dict[str, Header] = {}
-        self._stopped = False
-
-    def stop(self) -> None:
-        """Begin no other round."""
-        self._stopped = True
-
-    def work(self, names: Sequence[str], deadline: float) -> None:
-        """Try files of these architectures until all are done, or until then by the clock."""
-        loader = Loader()
-        try:
-            left = list(names)
-            while left:
-                # Those that have come least far come first.
-                name = min(left, key=lambda name: self._results.get(name, {}).get("files", 0))
-                if self._stopped or time.monotonic() > deadline:
-                    return
-                if not self._round(name, loader):
-                    left.remove(name)
-        finally:
-            loader.close()
-
-    def _round(self, name: str, loader: Loader) -> bool:
-        """Try the next files of an architecture; whether there were any."""
-        entry = self._results.get(name, {})
-        done = entry.get("files", 0)
-        if "not made" in entry or done >= self._files:
-            return False
-        folder = self._folder / name
-        if name not in self._bases:
-            folder.mkdir()
-            try:
-                self._bases[name] = base_of(name, folder)
-            except architectures.NotMade as error:
-                self._save(name, {"not made": " ".join(str(error).split())[-300:]})
-                return False
-        seeds = range(done, min(done + _ROUND, self._files))
-        start = time.monotonic()
-        outcome = run(self._bases[name], seeds, folder, loader=loader)
-        counts = Counter(entry.get("counts", {})) + outcome.counts
-        self._save(
-            name,
-            {
-                "files": seeds.stop,
-                "counts": dict(counts),
-                "failures": [*entry.get("failures", []), *outcome.failures],
-                "seconds": round(entry.get("seconds", 0) + time.monotonic() - start, 1),
-            },
-        )
-        return True
-
-    def _save(self, name: str, entry: dict[str, Any]) -> None:
-        with self._lock:
-            self._results[name] = entry
-            with atomic_write(self._path) as file:
-                file.write(json.dumps(self._results, indent=1).encode())
-
-    def report(self) -> bool:
-        """Print the sums; whether nothing has failed."""
-        made = {name: entry for name, entry in self._results.items() if "files" in entry}
-        counts: Counter[str] = Counter()
-        for entry in made.values():
-            counts += Counter(entry["counts"])
-        files = [entry["files"] for entry in made.values()]
-        failures = sum(len(entry["failures"]) for entry in made.values())
-        figures = {"architectures": len(made), "not made": len(self._results) - len(made)}
-        figures |= {"files": sum(files), "fewest": min(files, default=0), **counts, "failures": failures}
-        print(json.dumps(figures), flush=True)
-        return not failures
-
-
 def base_of(name: str, folder: Path) -> Header:
     """The model to damage.
 
@@ -301,18 +203,6 @@ def adapter_base(folder: Path) -> tuple[Header, Path]:
     return parse(write_adapter(folder / "adapter.gguf").read_bytes()), model
 
 
-def _all(options: argparse.Namespace, folder: Path) -> bool:
-    """Try all architectures, shared out among the workers; whether nothing has failed."""
-    rounds = Rounds(options.results, options.files, folder)
-    names = architectures.names()
-    deadline = time.monotonic() + 60 * options.minutes
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: rounds.stop())
-    with ThreadPoolExecutor(options.workers) as pool:
-        shares = [names[at :: options.workers] for at in range(options.workers)]
-        list(pool.map(lambda share: rounds.work(share, deadline), shares))
-    return rounds.report()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -320,18 +210,13 @@ def main() -> int:
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, nargs="+", help="these instead")
-    parser.add_argument("--architecture", default="llama", help="another one than llama, all, or adapter")
+    parser.add_argument("--architecture", default="llama", help="another one than llama, or adapter")
     parser.add_argument("--keep", type=Path, help="keep the files here")
     parser.add_argument("--reasons", action="store_true", help="print what was said, and how often")
-    parser.add_argument("--results", type=Path, default=Path("fuzz-results.json"), help="of all")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="time for all")
-    parser.add_argument("--workers", type=int, default=1, help="processes for all")
     options = parser.parse_args()
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as made_in:
         folder = Path(made_in)
-        if options.architecture == "all":
-            return 0 if _all(options, folder) else 1
         if options.keep:
             options.keep.mkdir(parents=True, exist_ok=True)
         seeds = options.seeds or range(options.first, options.first + options.files)

@@ -22,6 +22,7 @@ from edgespec.kernels.products import quantized
 from edgespec.kernels.report import TrialReport
 from edgespec.kernels.setting import PLAIN, VARIABLE, kernels_of
 from edgespec.kernels.trial import run_trial
+from edgespec.llama.quantize import make_drafter
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
@@ -35,8 +36,8 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.memory.needs import MemoryNeeds
 from edgespec.planning.memory.stream_layout import StreamLayout
 from edgespec.processes import children
-from tests.card.synthetic import write_model
 from tests.sabotage import SABOTAGED_BOOT, sabotage
+from tests.tiny import write_tiny
 from tests.tiny_hybrid import write_tiny_hybrid
 
 # Spoils one layout in the process that tries them.
@@ -274,8 +275,9 @@ def test_layers_of_a_gpu_are_left_to_llama_cpp(plain_is_faster: set[int], q4_dra
     assert not any(f"|{layers - 1})" in pattern or r"output\.weight$" in pattern for pattern, _ in some)
 
 
-def test_the_output_alone_is_rearranged_where_other_weights_are_sent(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "untied.gguf", "tiny")
+def test_the_output_alone_is_rearranged_where_other_weights_are_sent(smol_path: Path, tmp_path: Path) -> None:
+    plain = write_tiny(tmp_path / "plain.gguf", "llama", smol_path)
+    path = make_drafter(plain, tmp_path / "untied.gguf", quantization="q4_0")
     (output,) = (t for t in read_header(path).tensors if t.name == "output.weight")
     layout = kernel_layout(output.type_id, output.shape)
     expected = [] if layout is None else [(r"^output\.weight$", layout.address)]

@@ -118,29 +118,6 @@ def test_a_crash_would_be_noticed(smol_path: Path, tmp_path: Path, monkeypatch: 
     assert outcome.counts.total() == 2
 
 
-@pytest.mark.slow
-def test_rounds_continue_where_they_stopped(tmp_path: Path) -> None:
-    results = tmp_path / "results.json"
-    for files in (30, 45):
-        folder = tmp_path / str(files)
-        folder.mkdir()
-        # A process of its own: models cannot be tried in forks of one that has computed with llama.cpp.
-        program = f"""
-import math
-from pathlib import Path
-from tests.fuzz.campaign import Rounds
-rounds = Rounds(Path({str(results)!r}), {files}, Path({str(folder)!r}))
-rounds.work(["falcon", "clip", "olmoe"], deadline=math.inf)
-assert rounds.report()
-"""
-        subprocess.run([sys.executable, "-c", program], check=True)
-        found = json.loads(results.read_text())
-        assert set(found["clip"]) == {"not made"}
-        for name in ("falcon", "olmoe"):
-            assert found[name]["files"] == files == sum(found[name]["counts"].values())
-            assert found[name]["failures"] == []
-
-
 def _replace_read_header(folder: Path, monkeypatch: pytest.MonkeyPatch, instead: str) -> None:
     """Let the child process do something else when it reads a header."""
     (folder / "sitecustomize.py").write_text(
