@@ -22,9 +22,12 @@ from edgespec.kernels.native import library
 from edgespec.kernels.native.build import sources_digest
 from edgespec.kernels.native.library import NodePlanner
 from edgespec.kernels.report_store import layouts_in_use, stored_report
-from edgespec.kernels.setting import OWN, PLAIN, VARIABLE, instruction_set, kernels_of
+from edgespec.kernels.setting import OWN, PLAIN, VARIABLE, instruction_set
 
 _EXPERTS = re.compile(r"exps\.")
+# ggml's layout for AMX is slower than EdgeSpec's own, and wrong for several sequences of a model with a
+# running state and for stacks of matrices that are not chosen from by index.
+_LEFT_OUT = ("AMX",)
 _ROWS = 512  # of activations when asking for support; any number would do
 
 
@@ -80,8 +83,9 @@ def available_layouts() -> tuple[KernelLayout, ...]:
     if known is None or OWN not in known.problems:
         library.loaded()
     layouts = tuple(
-        KernelLayout(ggml.functions()["ggml_backend_buft_name"](address).decode(), address)
+        KernelLayout(name, address)
         for address in ggml.extra_buffer_types()
+        if (name := ggml.functions()["ggml_backend_buft_name"](address).decode()) not in _LEFT_OUT
     )
     if any(layout.name == OWN for layout in layouts):
         # Whoever else loads models in this process would have ggml call into kernels that are not in use.
@@ -120,22 +124,6 @@ def _supporting(
         return tuple(layout for layout in layouts if _supports(layout, weight, product))
 
 
-def may_rearrange_stack(
-    name: str, type_id: int, shape: tuple[int, ...], layouts: Sequence[KernelLayout]
-) -> bool:
-    """True if llama.cpp's loader may give one of these layouts to a stack that is not chosen from by index.
-
-    AMX does so, and then computes wrong products, as was found with Gemma 3n.
-    """
-    if len(shape) != 3 or _EXPERTS.search(name):
-        return False
-    with ggml.ScratchContext() as scratch:
-        weight = scratch.tensor(type_id, shape)
-        rows = scratch.tensor(ggml.F32, (shape[0], _ROWS, shape[2]))
-        product = ggml.functions()["ggml_mul_mat"](scratch.handle, weight, rows)
-        return any(_supports(layout, weight, product) for layout in layouts)
-
-
 @cache
 def looks_up_rows(layout: KernelLayout, type_id: int, shape: tuple[int, ...]) -> bool:
     """True if embeddings can be looked up in a matrix that is in this layout."""
@@ -156,14 +144,10 @@ def _supports(layout: KernelLayout, weight: Address, node: Address) -> bool:
     return answer
 
 
-def kernel_layouts(*, sequences_with_states: bool = False) -> tuple[KernelLayout, ...]:
+def kernel_layouts() -> tuple[KernelLayout, ...]:
     """The layouts in use, in ggml's order: those that are allowed and not known to fail.
 
     EdgeSpec's own is used once it has been tried.
-
-    Args:
-        sequences_with_states: without those that compute several sequences of a model with a running state
-            wrongly.
 
     Raises:
         UsageError: EDGESPEC_KERNELS names a layout that is not available.
@@ -171,8 +155,7 @@ def kernel_layouts(*, sequences_with_states: bool = False) -> tuple[KernelLayout
     """
     report = stored_report()
     names = layouts_in_use([layout.name for layout in available_layouts()], report)
-    faulty = report.with_sequences if report is not None and sequences_with_states else ()
-    names = tuple(name for name in names if name not in faulty and not (name == OWN and report is None))
+    names = tuple(name for name in names if not (name == OWN and report is None))
     if OWN in names:
         use_own()
     return tuple(layout for layout in available_layouts() if layout.name in names)
@@ -204,9 +187,9 @@ class ModelKernels:
     instruction_set: str | None = None  # of EdgeSpec's own kernels; None for the best
 
     @classmethod
-    def chosen(cls, *, sequences_with_states: bool = False) -> ModelKernels:
+    def chosen(cls) -> ModelKernels:
         """The kernels in use now."""
-        return cls(kernel_layouts(sequences_with_states=sequences_with_states), instruction_set())
+        return cls(kernel_layouts(), instruction_set())
 
     def new_planner(self) -> NodePlanner | None:
         """Return a planner for a context of the model; None if EdgeSpec's own kernels are not plugged in."""
@@ -300,25 +283,6 @@ def kernels_identity() -> str:
 def follows_ggml(layouts: Sequence[KernelLayout]) -> bool:
     """True if each weight takes the first of these layouts that can hold it, as llama.cpp's loader does."""
     return not _unusual(tuple(layout.name for layout in layouts))
-
-
-def check_sequences_with_states(layouts: Sequence[str]) -> None:
-    """Refuse to compute several sequences of a model with a running state in layouts that are wrong there.
-
-    Args:
-        layouts: ggml's names of those that the model was loaded with.
-
-    Raises:
-        BackendError: one of them is.
-    """
-    report = stored_report()
-    faulty = [name for name in layouts if report is not None and name in report.with_sequences]
-    if faulty:
-        raise BackendError(
-            f"{kernels_of(faulty[0])} compute nonsense where several sequences of a model "
-            "with a running state share a pass.",
-            "Set EDGESPEC_KERNELS=plain.",
-        )
 
 
 def own_in_use() -> bool:

@@ -27,9 +27,6 @@ class TrialReport:
     problems: dict[str, str] = field(default_factory=dict)
     # for each quantization's type id, seconds of a product by layout ("plain" among them)
     seconds: dict[int, dict[str, tuple[float, ...]]] = field(default_factory=dict)
-    # the same as `problems`, of layouts that must not be used where several sequences of a model with a
-    # running state share a pass. Graphs of other models have no axis of sequences.
-    with_sequences: dict[str, str] = field(default_factory=dict)
 
     def fastest(self, type_id: int, layouts: Sequence[str]) -> str:
         """The fastest of these layouts, given in ggml's order; "plain" if that is faster than all of them.
@@ -59,7 +56,6 @@ class TrialReport:
         """Convert to JSON for files and scripts."""
         return {
             "problems": self.problems,
-            "with_sequences": self.with_sequences,
             "rows": list(ROWS),
             "seconds": {
                 str(type_id): {name: [float(f"{s:.4g}") for s in row] for name, row in by_layout.items()}
@@ -86,7 +82,6 @@ class TrialReport:
                 }
                 for type_id, by_layout in record["seconds"].items()
             },
-            {str(name): str(what) for name, what in record["with_sequences"].items()},
         )
 
 

@@ -32,7 +32,7 @@ from edgespec.kernels.setting import (
 from edgespec.kernels.trial import TRIAL_TIMEOUT_S, LayoutsUntried, run_trial
 from edgespec.machine.cores import probe_cores
 
-_VERSION = 4
+_VERSION = 5
 
 _found: TrialReport | None = None  # read or made by this process
 

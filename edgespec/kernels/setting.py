@@ -1,7 +1,7 @@
 """EDGESPEC_KERNELS: which kernel layouts are allowed.
 
 ggml computes with weights as they are in the file ("plain"), or rearranged for faster kernels: "repack" is
-ggml's CPU_REPACK, "amx" its AMX, and "edgespec" EdgeSpec's own kernels. These can be had for a single
+ggml's CPU_REPACK, and "edgespec" EdgeSpec's own kernels. These can be had for a single
 instruction set, too, such as "edgespec-avx2". Excluding one helps to find the cause when a model crashes or
 answers nonsense, and lets the tests run with each of them.
 """
@@ -20,7 +20,7 @@ AUTO, PLAIN = "auto", "plain"
 
 OWN = "EDGESPEC"  # the layout of EdgeSpec's own kernels
 
-_NAMES = {"repack": "CPU_REPACK", "amx": "AMX", "edgespec": OWN}
+_NAMES = {"repack": "CPU_REPACK", "edgespec": OWN}
 SETTINGS = (PLAIN, *_NAMES, AUTO)
 _INSTRUCTION_SETS = ("avx2", "avx2-vnni", "avx512-vnni", "amx", "neon-dotprod", "neon-i8mm")
 
@@ -59,9 +59,7 @@ def rebuild_command(layout: str = "") -> str:
     """A shell command that rebuilds llama.cpp, or EdgeSpec's own kernels, so that a layout's kernels work."""
     if layout == OWN:
         return f"{COMMAND} --again"
-    # GCC bug 114098: the compiler drops stores that AMX instructions read.
-    flags = 'CXXFLAGS="-fno-tree-dse -fno-dse"' if layout == "AMX" else ""
-    return install_command(rebuild=True, environment=flags)
+    return install_command(rebuild=True)
 
 
 def setting_for(instruction_set: str) -> str:

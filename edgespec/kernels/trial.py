@@ -38,9 +38,7 @@ class _Outcome:
 
     layouts: list[str] = field(default_factory=list)
     at: tuple[str, str] = (PLAIN, "loading llama.cpp")
-    with_sequences: bool = False  # whether it was trying several sequences then
     wrong: dict[str, str] = field(default_factory=dict)
-    wrong_with_sequences: dict[str, str] = field(default_factory=dict)
     seconds: dict[int, dict[str, tuple[float, ...]]] = field(default_factory=dict)
     done: bool = False
 
@@ -56,26 +54,22 @@ def run_trial(command: Sequence[str] = (), timeout_s: float = TRIAL_TIMEOUT_S) -
     """
     command = command or python_command(_WORKER)
     problems: dict[str, str] = {}
-    with_sequences: dict[str, str] = {}
     inconclusive = ""
     while True:
-        skipped = {"layouts": sorted(problems), "with_sequences": sorted(with_sequences)}
-        outcome, returncode, error = _run([*command, json.dumps(skipped)], timeout_s)
+        outcome, returncode, error = _run([*command, json.dumps(sorted(problems))], timeout_s)
         if PLAIN in outcome.wrong:
             raise _broken(outcome.wrong[PLAIN])
         problems.update(outcome.wrong)
-        with_sequences.update(outcome.wrong_with_sequences)
         if outcome.done:
-            report = TrialReport(problems, outcome.seconds, with_sequences)
+            report = TrialReport(problems, outcome.seconds)
             if inconclusive:
                 raise LayoutsUntried(inconclusive, report)
             return report
         layout, what = outcome.at
-        found = with_sequences if outcome.with_sequences else problems
         reason, persists = _reason(returncode, error, timeout_s)
         if not persists:
             inconclusive = f"{reason} {what}"
-        if layout not in outcome.layouts or layout in found:  # the plain one, or before any layout
+        if layout not in outcome.layouts or layout in problems:  # the plain one, or before any layout
             if persists:
                 raise _broken(f"{reason} {what}")
             # There is no evidence against llama.cpp; the plain layout is the safest.
@@ -83,7 +77,7 @@ def run_trial(command: Sequence[str] = (), timeout_s: float = TRIAL_TIMEOUT_S) -
             raise LayoutsUntried(
                 inconclusive, TrialReport(dict.fromkeys(outcome.layouts, untried) | problems)
             )
-        found[layout] = f"trying them, llama.cpp {reason} {what}"
+        problems[layout] = f"trying them, llama.cpp {reason} {what}"
 
 
 def _run(command: list[str], timeout_s: float) -> tuple[_Outcome, int | None, str]:
@@ -115,9 +109,6 @@ def _parse(output: bytes) -> _Outcome:
                     outcome.layouts = list(event["names"])
                 case "at":
                     outcome.at = (event["layout"], event["what"])
-                    outcome.with_sequences = event.get("with_sequences", False)
-                case "wrong" if event.get("with_sequences"):
-                    outcome.wrong_with_sequences[event["layout"]] = event["what"]
                 case "wrong":
                     outcome.wrong[event["layout"]] = event["what"]
                 case "seconds":

@@ -1,8 +1,7 @@
 """The child process of `kernels.trial`: computes with every kernel layout, and compares with the plain one.
 
-Its last argument is a JSON object: the layouts (ggml's names) to leave out, and those to leave out where
-several sequences share a product. Prints one JSON object per line, and announces each step before taking it:
-if the process dies, the last line shows where.
+Its last argument is a JSON array of the layouts (ggml's names) to leave out. Prints one JSON object per line,
+and announces each step before taking it: if the process dies, the last line shows where.
 """
 
 from __future__ import annotations
@@ -68,13 +67,13 @@ def main() -> None:
     """Try everything, or several sequences alone."""
     _limit_process()
     skipped = json.loads(sys.argv[-1])
-    _plug_in(skipped["layouts"])
+    _plug_in(skipped)
     names = [layout.name for layout in available_layouts()]
     _say("layouts", names=names)
-    layouts = [layout for layout in available_layouts() if layout.name not in skipped["layouts"]]
+    layouts = [layout for layout in available_layouts() if layout.name not in skipped]
     with Processor(usable_cores()) as processor, Processor(1) as core:
         # First, because a layout that crashes has everything tried again without it.
-        _try_sequences(processor, [each for each in layouts if each.name not in skipped["with_sequences"]])
+        layouts = _try_sequences(processor, layouts)
         layouts = _try_products(processor, core, layouts)
         _try_unpacked(processor, layouts)
     _say("done")
@@ -191,7 +190,6 @@ class _Trial:
 
     Args:
         what: is computed, for messages: "multiplying ...".
-        with_sequences: the verdict holds for products of several sequences alone.
     """
 
     def __init__(
@@ -202,13 +200,10 @@ class _Trial:
         data: bytes,
         activations: NDArray[Any],
         what: str,
-        *,
-        with_sequences: bool = False,
     ) -> None:
         self._given = (processor, type_id, shape, data)
         self._activations = activations
         self._what = what
-        self._with_sequences = with_sequences
         self.results: dict[str, FloatArray] = {}
         self._plain = self._result(None)
 
@@ -226,13 +221,12 @@ class _Trial:
         deviation = float(np.max(np.abs(found - self._plain))) / scale
         if _error(found, self._plain) < _MAX_ERROR and deviation < _MAX_DEVIATION:
             return True
-        what = f"they compute nonsense {self._what}"
-        _say("wrong", layout=layout.name, what=what, with_sequences=self._with_sequences)
+        _say("wrong", layout=layout.name, what=f"they compute nonsense {self._what}")
         return False
 
     def _result(self, layout: KernelLayout | None) -> FloatArray:
         name = layout.name if layout else PLAIN
-        _say("at", layout=name, what=self._what, with_sequences=self._with_sequences)
+        _say("at", layout=name, what=self._what)
         with Product(*self._given, layout, self._activations) as made:
             made.compute()
             result = made.result()
@@ -268,10 +262,11 @@ def _fastest(
     return {name: min(found[name] for found in rounds) for name in products}
 
 
-def _try_sequences(processor: Processor, layouts: list[KernelLayout]) -> None:
+def _try_sequences(processor: Processor, layouts: list[KernelLayout]) -> list[KernelLayout]:
     """Try products with rows of several sequences, which those of models with a running state are.
 
-    A layout that is right without them may be wrong here: AMX is, with F16.
+    Returns:
+        The layouts whose results are right.
     """
     rng = np.random.default_rng(0)
     shape = (_DISTINCT * _STACK, _DISTINCT)
@@ -283,12 +278,13 @@ def _try_sequences(processor: Processor, layouts: list[KernelLayout]) -> None:
         for rows in _TEXTS:
             values = rng.standard_normal((_SEQUENCES, rows, shape[0]), dtype=np.float32)
             what = f"multiplying {type_name(type_id)} with {_rows(rows)} of several sequences"
-            trial = _Trial(processor, type_id, shape, data, values, what, with_sequences=True)
+            trial = _Trial(processor, type_id, shape, data, values, what)
             if not trial.plain_is_right(values @ weights.T):
                 sys.exit(1)
             wrong = [layout for layout in able if not trial.is_right(layout)]
             layouts = [layout for layout in layouts if layout not in wrong]
             able = [layout for layout in able if layout not in wrong]
+    return layouts
 
 
 def _error(found: FloatArray, expected: FloatArray) -> float:

@@ -215,11 +215,8 @@ def test_a_cancelled_answer_continues_as_if_it_had_not_been(engine: Engine) -> N
 
 _CTRL_C = """
 import json, os, random, signal, sys, threading, time
-from edgespec.llama.runtime.compute_thread import ComputeThread
 from tests.integration.test_interruptions import PROMPT, SAMPLED, open_engine
 
-if sys.argv[3] == "own thread":
-    ComputeThread.needed = property(lambda self: True)
 rng = random.Random(1)
 interrupted = 0
 with open_engine(json.loads(sys.argv[1]), sys.argv[2]) as engine:
@@ -248,20 +245,12 @@ print(interrupted)
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "computing"),
-    slow_except(
-        [("model", "own thread")],
-        itertools.product(("model", "streamed-model"), ("same thread", "own thread")),
-    ),
-)
-def test_ctrl_c_in_a_program_ends_the_answer_and_spoils_nothing(
-    models: dict[str, Path], kind: str, computing: str
-) -> None:
+@pytest.mark.parametrize("kind", slow_except(["model"], ["model", "streamed-model"]))
+def test_ctrl_c_in_a_program_ends_the_answer_and_spoils_nothing(models: dict[str, Path], kind: str) -> None:
     """With Python's own handler, which raises wherever the main thread happens to be."""
     paths = json.dumps({name: str(path) for name, path in models.items()})
     done = subprocess.run(
-        [sys.executable, "-c", _CTRL_C, paths, kind, computing],
+        [sys.executable, "-c", _CTRL_C, paths, kind],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])},

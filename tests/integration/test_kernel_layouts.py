@@ -15,7 +15,7 @@ import pytest
 
 from edgespec.config import Config
 from edgespec.costs.planned_weights import HitRates
-from edgespec.errors import BackendError, UsageError
+from edgespec.errors import UsageError
 from edgespec.kernels import report_store
 from edgespec.kernels.layouts import kernel_layout, kernel_layouts, kernels_identity
 from edgespec.kernels.products import quantized
@@ -178,7 +178,7 @@ def logits_of(path: Path, n_sequences: int, **options: Any) -> np.ndarray[Any, A
 
 @pytest.mark.slow
 def test_what_is_used_with_several_sequences_is_right(auto: None, hybrid: Path) -> None:
-    found, plain = logits_of(hybrid, 3, several_sequences=True), logits_of(hybrid, 3, repack=False)
+    found, plain = logits_of(hybrid, 3), logits_of(hybrid, 3, repack=False)
     assert np.abs(found - plain).max() < 0.2 * np.abs(plain).max()
 
 
@@ -190,27 +190,7 @@ def test_a_layout_that_is_wrong_with_several_sequences_is_found(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(children, "_BOOT", SABOTAGED_BOOT)
     report = run_trial()
-    assert "of several sequences" in report.with_sequences[first_layout]
-    assert first_layout not in report.problems
-
-
-def test_a_layout_that_is_wrong_with_several_sequences_is_left_out_there_alone(
-    first_layout: str, hybrid: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = TrialReport(with_sequences={first_layout: "they compute nonsense"})
-    monkeypatch.setattr(report_store, "_found", known)
-    with Model(hybrid, several_sequences=True) as model:
-        assert first_layout not in model.layouts
-    assert logits_of(hybrid, 3, several_sequences=True).size
-    assert first_layout in {layout.name for layout in kernel_layouts()}, "for others it is used"
-    with pytest.raises(BackendError, match=f"{kernels_of(first_layout)} compute nonsense where several"):
-        logits_of(hybrid, 3)
-    assert logits_of(hybrid, 1).size, "one sequence alone is right"
-
-    with Model(short_path, several_sequences=True) as model:
-        assert first_layout in model.layouts
-    assert logits_of(short_path, 3).size
-    assert logits_of(hybrid, 1).size
+    assert "of several sequences" in report.problems[first_layout]
 
 
 # What was measured decides, for models in memory and for streamed ones

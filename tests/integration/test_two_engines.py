@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,9 +12,7 @@ import pytest
 import edgespec
 from edgespec.errors import EdgeSpecError, ModelFileError
 from edgespec.generation.config import GenerationConfig
-from edgespec.kernels import report_store
 from edgespec.kernels.layouts import kernel_layouts
-from edgespec.kernels.report import TrialReport
 from edgespec.kernels.setting import SETTINGS, VARIABLE
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.batch import TokenBatch
@@ -36,24 +33,13 @@ def hybrid(smol_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(folder / "qwen35.gguf", "qwen35", smol_path, kind=HYBRIDS["qwen35"])
 
 
-@pytest.fixture
-def hybrid_leaves_out(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
-    """Have a hybrid of several sequences loaded without layouts, as where these compute it wrongly."""
-
-    def leave_out(layouts: list[str]) -> None:
-        known = dict.fromkeys(layouts, "they compute nonsense")
-        monkeypatch.setattr(report_store, "_found", TrialReport(with_sequences=known))
-
-    return leave_out
-
-
 def answers(path: Path, *, rounds: int = 1, meet: threading.Barrier | None = None) -> list[bytes]:
     """The logits of some tokens, after each of several loads; both sides begin each load together."""
     found = []
     for _ in range(rounds):
         if meet is not None:
             meet.wait()
-        with Model(path, several_sequences=True) as model:
+        with Model(path) as model:
             context = Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=1, n_threads=2)
             tokens = np.random.default_rng(0).integers(3, model.vocabulary.n_tokens, _TOKENS)
             for position, token in enumerate(tokens.tolist()):
@@ -62,25 +48,16 @@ def answers(path: Path, *, rounds: int = 1, meet: threading.Barrier | None = Non
     return found
 
 
-@pytest.mark.parametrize("left_out", [False, True], ids=["same layouts", "layouts left out"])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_loads_and_passes_of_two_engines_change_no_bit_of_each_other(
-    setting: str,
-    left_out: bool,
-    hybrid: Path,
-    short_path: Path,
-    hybrid_leaves_out: Callable[[list[str]], None],
-    monkeypatch: pytest.MonkeyPatch,
+    setting: str, hybrid: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, setting)
     start_backend()
     try:
-        layouts = kernel_layouts()
+        kernel_layouts()
     except EdgeSpecError:
         pytest.skip(f"this processor has no {setting} kernels")
-    if left_out and not layouts:
-        pytest.skip("this setting has no layout to leave out")
-    hybrid_leaves_out([layouts[0].name] if left_out else [])
     alone = {path: answers(path) for path in (hybrid, short_path)}
     meet = threading.Barrier(len(alone))
     with ThreadPoolExecutor(len(alone)) as pool:
@@ -90,10 +67,9 @@ def test_loads_and_passes_of_two_engines_change_no_bit_of_each_other(
 
 
 def test_engines_that_are_loaded_and_answer_at_once_give_the_answers_they_give_alone(
-    hybrid: Path, short_path: Path, hybrid_leaves_out: Callable[[list[str]], None]
+    hybrid: Path, short_path: Path
 ) -> None:
     start_backend()
-    hybrid_leaves_out([layout.name for layout in kernel_layouts()][:1])
     config = GenerationConfig(max_tokens=8, logprobs=3)
 
     def answer(path: Path, rounds: int = 1) -> list[object]:

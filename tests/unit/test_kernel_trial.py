@@ -28,17 +28,17 @@ from tests.waiting import PATIENCE_S
 WORKER = """
 import json, os, signal, sys, time
 skipped = json.loads(sys.argv[-1])
-fate, at, several = sys.argv[1], sys.argv[2], sys.argv[3] == "several"
+fate, at = sys.argv[1], sys.argv[2]
 say = lambda event, **values: print(json.dumps({"event": event, **values}), flush=True)
 say("layouts", names=["FAST", "FAULTY", "SAFE"])
 print("a library prints something")
 for layout in ["plain", "FAST", "FAULTY", "SAFE"]:
-    if layout in skipped["with_sequences" if several else "layouts"]:
+    if layout in skipped:
         continue
-    say("at", layout=layout, what="multiplying Q4_0 with 8 rows", with_sequences=several)
+    say("at", layout=layout, what="multiplying Q4_0 with 8 rows")
     if layout == at:
         if fate == "hang": time.sleep(3600)
-        if fate == "wrong": say("wrong", layout=layout, what="they compute nonsense", with_sequences=several)
+        if fate == "wrong": say("wrong", layout=layout, what="they compute nonsense")
         if fate == "raise": raise MemoryError("no memory")
         if fate.startswith("SIG"): os.kill(os.getpid(), getattr(signal, fate))
 say("seconds", type=2, seconds={"plain": [3, 3, 3], "SAFE": [2, 2, 2]})
@@ -48,8 +48,8 @@ say("done")
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
 
-def trial(fate: str, at: str, timeout_s: float = PATIENCE_S, sequences: str = "one") -> TrialReport:
-    return run_trial([sys.executable, "-c", WORKER, fate, at, sequences], timeout_s)
+def trial(fate: str, at: str, timeout_s: float = PATIENCE_S) -> TrialReport:
+    return run_trial([sys.executable, "-c", WORKER, fate, at], timeout_s)
 
 
 def untried(fate: str, at: str, timeout_s: float = PATIENCE_S) -> TrialReport:
@@ -82,15 +82,6 @@ def test_a_faulty_layout_is_left_out_and_the_others_are_tried(fate: str, words: 
     assert list(report.problems) == ["FAULTY"]
     assert re.search(words, report.problems["FAULTY"])
     assert 2 in report.seconds, "the trial went on without it"
-
-
-@posix
-@pytest.mark.parametrize(("fate", "words"), [("SIGSEGV", "crashed"), ("wrong", "compute nonsense")])
-def test_a_layout_that_fails_with_several_sequences_is_left_out_there_alone(fate: str, words: str) -> None:
-    report = trial(fate, "FAULTY", sequences="several")
-    assert report.problems == {}
-    assert words in report.with_sequences.pop("FAULTY")
-    assert report == trial("none", "none")
 
 
 def test_a_layout_that_hangs_is_left_out() -> None:
@@ -149,9 +140,7 @@ def test_it_is_tried_once_and_kept(nothing_known: None, monkeypatch: pytest.Monk
     assert len(runs) == 1
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"rows": [1], "problems": {}, "seconds": {}, "with_sequences": {}}', "\x00"]
-)
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"rows": [1], "problems": {}, "seconds": {}}', "\x00"])
 def test_what_is_damaged_is_tried_again(
     content: str, nothing_known: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,17 +182,15 @@ def test_plain_needs_no_trial(nothing_known: None, monkeypatch: pytest.MonkeyPat
 
 def test_what_does_not_work_is_not_used_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    report = TrialReport({"AMX": "trying them, llama.cpp crashed"})
-    assert layouts_in_use(["AMX", "CPU_REPACK"], report) == ("CPU_REPACK",)
+    report = TrialReport({"CPU_REPACK": "trying them, llama.cpp crashed"})
+    assert layouts_in_use(["OTHER", "CPU_REPACK"], report) == ("OTHER",)
     (note,) = report_notes(report)
-    assert note.startswith("llama.cpp's AMX kernels are not used: trying them, llama.cpp crashed.")
+    assert note.startswith("llama.cpp's CPU_REPACK kernels are not used: trying them, llama.cpp crashed.")
     assert "setup.py" in note
     monkeypatch.setenv(VARIABLE, "repack")
-    assert layouts_in_use(["AMX", "CPU_REPACK"], report) == ("CPU_REPACK",)
     assert report_notes(report) == []
-    monkeypatch.setenv(VARIABLE, "amx")
-    with pytest.raises(BackendError, match=r"asks for llama\.cpp's AMX kernels, and they cannot be used"):
-        layouts_in_use(["AMX", "CPU_REPACK"], report)
+    with pytest.raises(BackendError, match=r"for llama\.cpp's CPU_REPACK kernels, and they cannot be used"):
+        layouts_in_use(["OTHER", "CPU_REPACK"], report)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import llama_cpp
@@ -14,7 +15,6 @@ from numpy.typing import NDArray
 from edgespec.base.option import named
 from edgespec.errors import BackendError, ContextLengthError, EdgeSpecError, MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
-from edgespec.kernels.layouts import check_sequences_with_states
 from edgespec.kernels.native import library
 from edgespec.kernels.native.guard import CallFailed
 from edgespec.kernels.native.library import StateBranching
@@ -22,7 +22,6 @@ from edgespec.llama.runtime import forks
 from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.llama.runtime.backend import LogLines, log_lines
 from edgespec.llama.runtime.batch import EncoderBatch, TokenBatch
-from edgespec.llama.runtime.compute_thread import ComputeThread
 from edgespec.llama.runtime.device_failures import device_error
 from edgespec.llama.runtime.graph import GraphCallback, GraphObserver
 from edgespec.llama.runtime.model import Model
@@ -104,8 +103,6 @@ class Context:
         if mtp and not model.mtp:  # llama.cpp would end the process
             raise BackendError(f"'{model.path.name}' was loaded without its MTP layers.")
         self.keeps_recurrent_state = model.keeps_recurrent_state and not mtp
-        if n_sequences > 1 and self.keeps_recurrent_state and not branching:
-            check_sequences_with_states(model.layouts)
         self.model = model
         self.n_rows = n_rows
         self.n_sequences = n_sequences
@@ -116,7 +113,7 @@ class Context:
         self._state_unknown = False  # what is not a number in a state would stay in those that replace it
         self._n_outputs = self.n_decoded = 0
         self.adapted = False
-        self._compute_thread = ComputeThread(model.kernels)
+        self._planner = model.kernels.new_planner()  # None if ggml alone plans graphs
         self._abort = abort  # C keeps the flag's address, so it must live as long as the context
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = n_cells
@@ -222,8 +219,7 @@ class Context:
 
     def watch_own(self) -> Callable[[], bool]:
         """Begin to watch who computes products and attention in this context; see NodePlanner.watch."""
-        planner = self._compute_thread.planner
-        return (lambda: False) if planner is None else planner.watch()
+        return (lambda: False) if self._planner is None else self._planner.watch()
 
     def set_threads(self, n_threads: int) -> None:
         """Compute with this many CPU threads from now on."""
@@ -275,18 +271,13 @@ class Context:
 
     def _compute(self, function: Any, handle: Any, struct: Any, log: LogLines) -> int:
         """The code of a call that computes a batch; raises where a device fails in it."""
-        if not self.model.devices:
-            return self._compute_thread.call(function, handle, struct)
+        guard = self.model.guard
+        compute = function if guard is None else partial(guard.batch, function)
         try:
-            return self._compute_thread.call(self._with_devices, function, handle, struct)
+            with nullcontext() if self._planner is None else self._planner, self._sending():
+                code: int = compute(handle, struct)
         except CallFailed as failed:
             raise self._failed(failed, log) from None
-
-    def _with_devices(self, function: Any, handle: Any, struct: Any) -> int:
-        """The code of a call that computes a batch, in the thread that computes; raises CallFailed."""
-        guard = self.model.guard
-        with self._sending():
-            code: int = function(handle, struct) if guard is None else guard.batch(function, handle, struct)
         return code
 
     def _guarded(self) -> AbstractContextManager[None]:
@@ -349,10 +340,8 @@ class Context:
         llama_cpp.llama_set_causal_attn(self.handle, causal)
 
     def _uninterrupted(self) -> AbstractContextManager[object]:
-        """Hold back signal handlers in a block in which llama.cpp calls back, or computes in a thread."""
-        if self.graph.installed or self._compute_thread.needed:
-            return DeferredSignals(self._interrupt)
-        return nullcontext()
+        """Hold back signal handlers in a block in which llama.cpp calls back."""
+        return DeferredSignals(self._interrupt) if self.graph.installed else nullcontext()
 
     def _require_success(self, code: int, log: LogLines) -> None:
         """Raise what a return code means."""
@@ -480,7 +469,6 @@ class Context:
             handle, self._handle, self._memory_handle = self._handle, None, None
             if not self.model.lost:
                 llama_cpp.llama_free(handle)
-            self._compute_thread.close()
             self._end_branching()
 
     def _end_branching(self) -> None:

@@ -11,7 +11,6 @@ from edgespec.kernels.ggml import Address
 from edgespec.kernels.layouts import (
     KernelLayout,
     follows_ggml,
-    may_rearrange_stack,
     supporting_layouts,
     weight_layout,
 )
@@ -28,14 +27,16 @@ def layout_overrides(
     """Overrides (regular expression, buffer type) for a model that is loaded with these layouts.
 
     llama.cpp gives each weight the first layout that can hold it; these are the weights for which another one
-    was measured to be faster, and those that no layout holds correctly. Usually there are none. The two uses
-    of a tied embedding have one name and cannot be told apart, so it keeps llama.cpp's choice.
+    was measured to be faster. Usually there are none. The two uses of a tied embedding have one name and
+    cannot be told apart, so it keeps llama.cpp's choice.
 
     Args:
         gpu_layers: on devices, the output included.
         kept_names: of weights of these layers that are not on devices.
     """
-    header, as_measured = read_header(path), follows_ggml(layouts)
+    if follows_ggml(layouts):
+        return []
+    header = read_header(path)
     count = header.block_count or 0
     # llama.cpp counts the output as one more layer, the first that it hands to the GPU.
     first_on_gpu = max(count + 1 - gpu_layers, 0)
@@ -45,14 +46,11 @@ def layout_overrides(
         for tensor in part.tensors:
             if _layer_of(tensor, count) >= first_on_gpu and tensor.name not in kept_names:
                 continue
-            if may_rearrange_stack(tensor.name, tensor.type_id, tensor.shape, layouts):
-                groups.setdefault(ggml.plain_buffer_type(), []).append(tensor.name)
-            elif not as_measured:
-                able = [x for x in supporting_layouts(tensor.type_id, tensor.shape) if x in layouts]
-                chosen = weight_layout(tensor.name, tensor.type_id, tensor.shape, layouts)
-                if able and chosen != able[0]:
-                    buffer_type = chosen.address if chosen else ggml.plain_buffer_type()
-                    groups.setdefault(buffer_type, []).append(tensor.name)
+            able = [x for x in supporting_layouts(tensor.type_id, tensor.shape) if x in layouts]
+            chosen = weight_layout(tensor.name, tensor.type_id, tensor.shape, layouts)
+            if able and chosen != able[0]:
+                buffer_type = chosen.address if chosen else ggml.plain_buffer_type()
+                groups.setdefault(buffer_type, []).append(tensor.name)
     patterns = []
     for buffer_type, names in groups.items():
         expressions = pattern_of(name for name in names if name.startswith(_LAYERS))

@@ -51,8 +51,6 @@ class Model:
             that changes is then an error in the next pass; if it is cut during one, the system ends the
             process.
         repack: copy weights into the kernel layouts in use (see kernels.layouts).
-        several_sequences: of a model with a running state, several sequences are to share passes, so layouts
-            that are wrong there are left out; contexts refuse them otherwise.
         on_progress: called with the fraction that is loaded.
         weights: where the weights are held; None leaves them all to llama.cpp. Closed with the model, or by
             the caller if the model cannot be loaded.
@@ -92,7 +90,6 @@ class Model:
         devices: DeviceLayers = ON_PROCESSOR,
         memory_map: bool = False,
         repack: bool = True,
-        several_sequences: bool = False,
         on_progress: Callable[[float], None] | None = None,
         weights: WeightStore | None = None,
         vocabulary_only: bool = False,
@@ -136,8 +133,7 @@ class Model:
         if repack and not vocabulary_only:
             ensure_report()
         if not vocabulary_only:
-            states = repack and several_sequences and read_header(path).keeps_running_state
-            self.kernels = ModelKernels.chosen(sequences_with_states=states)
+            self.kernels = ModelKernels.chosen()
         layouts = self.kernels.layouts if repack else ()
         self.layouts = tuple(layout.name for layout in layouts)
         if sent_from is not None:
