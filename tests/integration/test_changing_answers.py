@@ -102,19 +102,15 @@ def test_an_answer_after_a_thought_continues_without_one(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("at_a_desk")
-def test_editing_going_on_and_another_model_at_a_terminal(
-    short_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = tmp_path / "editor.sh"
-    script.write_text("printf 'Name a fruit.' >$1")
-    monkeypatch.setenv("VISUAL", f"sh {script}")
+def test_editing_going_on_and_another_model_at_a_terminal(short_path: Path, tmp_path: Path) -> None:
     session = tmp_path / "talk.json"
     arguments = ["--draft", "none", "--max-tokens", "6", "--session", str(session), "--context", "512"]
     with contextlib.closing(Desk("chat", *arguments)) as desk:
         desk.ask(SKY, until="/continue resumes it")
         desk.ask("/continue", until=" tokens, ")
-        desk.ask("/edit", until=">>> Name a fruit.")
-        desk.wait_for(" tokens, ")
+        desk.ask("/edit", until=f"/edit {SKY}")
+        desk.type("\x15")  # Ctrl-U: all of it
+        desk.ask("/edit Name a fruit.", until=" tokens, ")
         desk.ask(f"/model {tmp_path / 'none.gguf'}", until="none.gguf")
         desk.ask("/model", until="smol")
         desk.ask(f"/model {short_path}", until="it will read the conversation with your next question")

@@ -75,41 +75,6 @@ def test_clear_keeps_what_was_saved() -> None:
     assert session_messages("trip") == before
 
 
-# Editors
-
-
-@pytest.mark.slow
-def test_only_what_was_written_in_the_editor_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    editor, does = tmp_path / "editor", tmp_path / "does"
-    editor.write_text(f"#!/bin/sh\necho EDITING\n. {does}\n")
-    editor.chmod(0o755)
-    monkeypatch.delenv("VISUAL", raising=False)
-    monkeypatch.setenv("EDITOR", str(editor))
-    with contextlib.closing(Desk(*QUICK, "--max-tokens", "4", "--session", "editor")) as desk:
-        desk.wait_for(">>>")
-        for typed, done in [
-            ("", "exit 0"),  # as :q! does
-            ("draft", "exit 0"),
-            ("draft", 'echo lost > "$1"; exit 1'),  # as :cq does
-            ("draft", ': > "$1"'),
-            ("draft", 'printf "caf\\351" > "$1"'),
-        ]:
-            does.write_text(done)
-            desk.type(typed)
-            desk.type("\x18\x05")
-            desk.wait_for("EDITING")
-            desk.wait_for(">>>")
-            desk.type("\x01\x0b/show\r")  # nothing was sent, and the line can still be edited
-            desk.wait_for("editor.json")
-            desk.wait_for(">>>")
-        does.write_text('echo and more >> "$1"')
-        desk.type("draft")
-        desk.type("\x18\x05")
-        desk.wait_for(" tokens, ")
-        desk.wait_for(">>>")
-    assert session_messages("editor")[::2] == ["draft\nand more"]
-
-
 # Job control
 
 

@@ -40,8 +40,6 @@ def test_the_screen_shows_an_answer_and_the_last_tree(q4_drafter_path: Path, rep
         assert re.search(r"^[1-7] drafted tokens?, [0-7] accepted, and the next one:$", screen, re.MULTILINE)
         assert re.search(r"^● \S+( \d+%|  the text so far)", screen, re.MULTILINE)
         desk.ask("/set budget 1", until="tree_budget set to 1.")
-        desk.ask("/copy", until="characters through the terminal")
-        assert b"\x1b]52;c;" in desk.bytes
         desk.ask("/st\t", until=" accepted")
         assert desk.leave_by("/bye\r") == 0
 

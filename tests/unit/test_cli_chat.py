@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import signal
 import sys
@@ -44,6 +43,9 @@ class TypingFriend:
     def confirm(self, question: str) -> bool:
         print(question, file=sys.stderr)
         return self._says_yes
+
+    def prefill(self, text: str) -> bool:
+        return False
 
 
 @pytest.fixture
@@ -94,27 +96,19 @@ def test_replies_of_commands(command: str, reply: str, typed: Any) -> None:
     assert typed(command)[:2] == ([], [reply])
 
 
-def test_a_removed_turn_is_neither_copied_nor_saved(
-    typed: Any, engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))  # no program for the clipboard, so the terminal is asked
-    out, err, _ = typed("Hi", "/undo", "/copy", "/copy code", "/save trip", "/stats")
+def test_a_removed_turn_is_not_saved(typed: Any, engine: TalkingEngine) -> None:
+    out, err, _ = typed("Hi", "/undo", "/save trip", "/stats")
     assert out == [ANSWER]
     assert err == [
         "Removed the last turn.",
-        "Nothing to copy.",
-        "Nothing to copy.",
         "Nothing to save yet. Ask something first.",
         "No answer yet.",
     ]
     assert [*saved_sessions()] == []
     engine.words = ["First"]
     engine.on_word = lambda _: setattr(engine, "words", ["Second"])
-    out, err, _ = typed("Hi", "And?", "/undo", "/copy", "/stats")
-    first = base64.b64encode(b"First").decode()
-    assert out[-1] == f"\x1b]52;c;{first}\x07"
-    assert err[1] == "Copied 5 characters through the terminal, if it allows that."
-    assert err[2] == "No statistics: that answer was removed."
+    out, err, _ = typed("Hi", "And?", "/undo", "/stats")
+    assert err[1] == "No statistics: that answer was removed."
 
 
 def test_figures_name_the_settings_that_the_answer_was_made_with(typed: Any) -> None:
@@ -153,17 +147,11 @@ def test_retry_does_not_claim_that_another_answer_is_the_same(typed: Any, engine
     assert err == ["Stopped; the partial answer is kept. /continue resumes it."]
 
 
-def test_editing_replaces_the_question(
-    typed: Any, engine: TalkingEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = tmp_path / "editor.sh"
-    script.write_text("printf 'Hi there' >$1")
-    monkeypatch.setenv("VISUAL", f"sh {script}")
-    out, err, session = typed("Hi", "/edit", "/edit")
-    assert out == [ANSWER, ANSWER]
-    assert err == [">>> Hi there", "The question is unchanged."]
-    assert [message["content"] for message in session.messages] == ["Hi there", ANSWER]
+def test_editing_replaces_the_question(typed: Any) -> None:
     assert typed("/edit")[1] == ["No question to edit."]
+    assert typed("Hi", "/edit")[1] == [
+        "/edit needs the new question. For example: /edit Why is the sea blue?"
+    ]
     *_, session = typed("Hi", "/edit Ahoy")
     assert [message["content"] for message in session.messages] == ["Ahoy", ANSWER]
 
@@ -405,7 +393,6 @@ def test_a_binary_file_is_not_attached(typed: Any, tmp_path: Path) -> None:
         ("/set verify bl", ["verify block"]),
         ("/set temp d", ["temp default"]),
         ("/set budget ", ["budget auto"]),
-        ("/copy ", ["code"]),
         ("/clear ", []),
         ("Hello /st", []),
         ("see @no", ["notes.md"]),

@@ -53,23 +53,6 @@ def without_echo() -> Iterator[None]:
             _shell_modes = None
 
 
-@contextlib.contextmanager
-def with_shell_modes() -> Iterator[None]:
-    """The terminal's modes as before `without_echo` while the block runs: other programs expect them."""
-    if _shell_modes is None or sys.platform == "win32":
-        yield
-        return
-    import termios
-
-    keys = sys.stdin.fileno()
-    now = termios.tcgetattr(keys)
-    termios.tcsetattr(keys, termios.TCSADRAIN, _shell_modes)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(keys, termios.TCSADRAIN, now)
-
-
 def suspend() -> None:
     """Stop as Ctrl-Z does, with the shell's terminal modes; returns when `fg` resumes the program.
 

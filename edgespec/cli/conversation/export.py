@@ -1,24 +1,15 @@
-"""Conversations for other programs: as Markdown, as JSON messages of the OpenAI API, or on the clipboard."""
+"""Conversations for other programs: as Markdown, or as JSON messages of the OpenAI API."""
 
 from __future__ import annotations
 
-import base64
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.cli.screen.results import ResultStream
-from edgespec.errors import OutputError
 from edgespec.files.user_folders import expanded
 from edgespec.files.writing import atomic_write, writing_to
-from edgespec.processes.children import run
-
-_MAX_BYTES = 74_994  # what xterm accepts in one sequence
 
 
 @dataclass(frozen=True)
@@ -72,34 +63,3 @@ def export(path: Path, transcript: Transcript) -> None:
         text = transcript.to_markdown()
     with writing_to(path, "Give another name."), atomic_write(path) as file:
         file.write(text.encode(errors="replace"))
-
-
-def copy(text: str, terminal: ResultStream) -> str:
-    """Copy the text; returns how."""
-    for command in _commands():
-        try:
-            run(command, input=text.encode("utf-8", "replace"), check=True, timeout=5)
-        except (OSError, subprocess.SubprocessError):
-            continue
-        return f"with {command[0]}"
-    data = base64.b64encode(text.encode("utf-8", "replace"))
-    if len(data) > _MAX_BYTES:
-        raise OutputError(
-            "The text is too long for the terminal's clipboard.", "Install xclip or wl-clipboard."
-        )
-    # OSC 52: the user's terminal copies it, even from a remote machine.
-    terminal.raw(f"\x1b]52;c;{data.decode()}\x07")
-    return "through the terminal, if it allows that"
-
-
-def _commands() -> list[list[str]]:
-    if sys.platform == "darwin":
-        return [["pbcopy"]]
-    if sys.platform == "win32":
-        return [["clip"]]
-    commands = []
-    if os.environ.get("WAYLAND_DISPLAY"):
-        commands.append(["wl-copy"])
-    if os.environ.get("DISPLAY"):
-        commands += [["xclip", "-selection", "clipboard"], ["xsel", "--clipboard", "--input"]]
-    return commands

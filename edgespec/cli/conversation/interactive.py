@@ -172,6 +172,10 @@ class InteractiveChat:
         """True if the person says yes."""
         return self._keyboard.confirm(question)
 
+    def prefill(self, text: str) -> bool:
+        """Begin the next message with a text to be edited; False if that is not possible."""
+        return self._keyboard.prefill(text)
+
     def say(self, text: str) -> None:
         """Print a note."""
         self.chat.terminal.say(text)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,11 +13,9 @@ from edgespec.cli.screen.terminal import is_terminal
 from edgespec.cli.utf8 import decoded
 from edgespec.errors import UsageError
 from edgespec.files.user_folders import data_folder
-from edgespec.processes.children import run
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
-    from prompt_toolkit.buffer import Buffer
 
     from edgespec.cli.completion import Completion
 
@@ -42,6 +37,9 @@ class Keyboard(Protocol):
     def confirm(self, question: str) -> bool:
         """True if the answer is yes."""
 
+    def prefill(self, text: str) -> bool:
+        """Begin the next message with a text that can be edited; False if that is not possible."""
+
 
 class TypedKeyboard:
     """A person at a terminal, with history, completion and editing.
@@ -52,6 +50,7 @@ class TypedKeyboard:
 
     def __init__(self, complete: Complete) -> None:
         self._session = _prompt_session(complete)
+        self._begun = ""  # the next message begins with it
 
     def messages(self) -> Iterator[str]:
         while True:
@@ -79,7 +78,12 @@ class TypedKeyboard:
 
         room = shutil.get_terminal_size().columns - len(_PROMPT)
         hint = next((hint for hint in _HINTS if len(hint) < room), "")
-        return self._session.prompt(_PROMPT, placeholder=FormattedText([("class:hint", hint)]))
+        begun, self._begun = self._begun, ""
+        return self._session.prompt(_PROMPT, default=begun, placeholder=FormattedText([("class:hint", hint)]))
+
+    def prefill(self, text: str) -> bool:
+        self._begun = text
+        return True
 
 
 class PlainKeyboard:
@@ -106,6 +110,9 @@ class PlainKeyboard:
             return _is_yes(self._read_line(f"{question} [Y/n] "))
         except (KeyboardInterrupt, EOFError, UsageError):
             return False
+
+    def prefill(self, text: str) -> bool:
+        return False
 
     def _read_line(self, prompt: str) -> str:
         self._show(prompt)
@@ -197,11 +204,6 @@ def _prompt_session(complete: Complete) -> PromptSession[str]:
     def _new_line(event: Any) -> None:
         event.current_buffer.insert_text("\n")
 
-    @keys.add("c-x", "c-e")
-    @keys.add("c-g")
-    def _edit(event: Any) -> None:
-        event.app.create_background_task(edit_message(event.current_buffer))
-
     @keys.add("c-z")
     def _suspend(event: Any) -> None:
         run_in_terminal(suspend)
@@ -217,6 +219,7 @@ def _prompt_session(complete: Complete) -> PromptSession[str]:
         complete_while_typing=False,
         complete_style=CompleteStyle.READLINE_LIKE,
         key_bindings=keys,
+        enable_open_in_editor=True,
         multiline=True,  # for pasted text and Alt-Enter; Enter sends
         # Not before a line that is only wrapped.
         prompt_continuation=lambda _width, _line, folded: "" if folded else "... ",
@@ -230,44 +233,3 @@ def _history_file() -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)
     return path
-
-
-_EDITORS = ("/usr/bin/editor", "nano", "vi", "emacs")
-
-
-async def edit_message(buffer: Buffer) -> None:
-    """Open the buffer's text in an editor, and send what was written there.
-
-    Nothing is sent if the editor fails (`:cq`), or leaves the file unchanged (`:q!`) or empty: what was typed
-    then stays, and Enter sends it.
-    """
-    from prompt_toolkit.application import run_in_terminal
-    from prompt_toolkit.document import Document
-
-    before = buffer.text
-    after = await run_in_terminal(lambda: edited(before), in_executor=True)
-    if after is not None and after.strip() and after != before:
-        buffer.document = Document(after, len(after))
-        buffer.validate_and_handle()
-
-
-def edited(text: str) -> str | None:
-    """The text after editing, without its final newline; None if the editor failed."""
-    with tempfile.TemporaryDirectory(prefix="edgespec-") as folder:
-        path = Path(folder) / "question.md"
-        path.write_text(text + "\n" if text else "", encoding="utf-8", errors="replace")
-        for name in (os.environ.get("VISUAL"), os.environ.get("EDITOR"), *_EDITORS):
-            if not name:
-                continue
-            try:
-                status = run([*shlex.split(name), str(path)], stdin=None).returncode
-            except (OSError, ValueError):  # there is no such editor, or its quotes do not match
-                continue
-            if status != 0:
-                return None
-            try:
-                return path.read_text(encoding="utf-8").removesuffix("\n")
-            except (OSError, UnicodeDecodeError):
-                return None
-    print("No editor found; set EDITOR to the one to use.", file=sys.stderr)
-    return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +12,7 @@ from edgespec.base.units import readable
 from edgespec.cli.completion import complete_model, paths
 from edgespec.cli.conversation import settings
 from edgespec.cli.conversation.attach import read_attachment
-from edgespec.cli.conversation.echo import with_shell_modes
-from edgespec.cli.conversation.export import Transcript, copy, export, export_path
-from edgespec.cli.conversation.keyboard import edited
+from edgespec.cli.conversation.export import Transcript, export, export_path
 from edgespec.cli.screen.formatting import count, details
 from edgespec.errors import EdgeSpecError, SessionError, UsageError, did_you_mean
 
@@ -73,6 +70,9 @@ class TypedChat(Protocol):
     def confirm(self, question: str) -> bool:
         """True if the person says yes."""
 
+    def prefill(self, text: str) -> bool:
+        """Begin the next message with a text to be edited; False if that is not possible."""
+
     def say(self, text: str) -> None:
         """Print a note."""
 
@@ -105,7 +105,7 @@ class SlashCommands:
             "/undo": SlashCommand("", "remove the last question and its answer", self._undo),
             "/retry": SlashCommand("", "answer the last question again (/regenerate)", self._retry),
             "/edit": SlashCommand(
-                "[TEXT]", "ask TEXT instead of the last question, or change it in an editor", self._edit
+                "[TEXT]", "ask TEXT instead of the last question, or change that", self._edit
             ),
             "/continue": SlashCommand("", "continue an answer that was cut off or stopped", self._continue),
             "/model": SlashCommand(
@@ -131,9 +131,6 @@ class SlashCommands:
             "/stats": SlashCommand("", "statistics of the last answer", self._stats),
             "/tree": SlashCommand(
                 "", "draw the last token tree: accepted path and rejected branches", self._tree
-            ),
-            "/copy": SlashCommand(
-                "[code]", "copy the last answer, or its last block of code", self._copy, _code
             ),
             "/bye": SlashCommand("", "leave, as Ctrl-D does", lambda _: None),
         }
@@ -336,7 +333,7 @@ class SlashCommands:
             self._chat.say(f"The same answer again; {vary} varies it.")
 
     def _edit(self, rest: str) -> None:
-        """Answer another question instead of the last one, which an editor opens if none is given."""
+        """Answer another question instead of the last one, which is offered for editing if none is given."""
         question = self._last_question()
         if question is None:
             self._chat.say("No question to edit.")
@@ -344,15 +341,8 @@ class SlashCommands:
         if rest:
             self._remove(question)
             self._chat.answer(question._replace(text=rest))
-            return
-        with with_shell_modes():
-            changed = edited(question.text)
-        if changed is None or not changed.strip() or changed == question.text:
-            self._chat.say("The question is unchanged.")
-            return
-        self._remove(question)
-        self._chat.say(f">>> {changed}")
-        self._chat.answer(question._replace(text=changed))
+        elif not self._chat.prefill(f"/edit {question.text}"):
+            raise UsageError("/edit needs the new question.", "For example: /edit Why is the sea blue?")
 
     def _continue(self, _rest: str) -> None:
         """Continue the last answer."""
@@ -434,17 +424,6 @@ class SlashCommands:
                 else "No answer yet."
             )
 
-    def _copy(self, rest: str) -> None:
-        text = self._session.messages[-1]["content"] if self._session.messages else ""
-        if rest:
-            blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-            text = blocks[-1] if blocks else ""
-        if not text:
-            self._chat.say("Nothing to copy.")
-            return
-        how = copy(text, self._chat.chat.results)
-        self._chat.say(f"Copied {count(len(text), 'character')} {how}.")
-
 
 def _saved(path: Path) -> str:
     return f"Saved to {path}; new turns are saved automatically."
@@ -466,10 +445,6 @@ def _sessions(typed: str) -> Sequence[str]:
 
 def _thinking(_typed: str) -> Sequence[str]:
     return ["show", "hide", *settings.values_of("think")]
-
-
-def _code(_typed: str) -> Sequence[str]:
-    return ["code"]
 
 
 def _question(message: Mapping[str, Any]) -> TypedQuestion:
