@@ -1,4 +1,4 @@
-"""What people give to --input: JSON Lines, an array, gzip, columns of their own, and files of other kinds."""
+"""What people give to --input: JSON Lines, columns of their own, and files of other kinds."""
 
 from __future__ import annotations
 
@@ -34,14 +34,9 @@ def read(tmp_path: Path) -> Callable[[bytes], list[Any]]:
     return objects
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
-@pytest.mark.parametrize(
-    "data",
-    [LINES, json.dumps(TWO).encode(), b"\n " + json.dumps(TWO, indent=2).encode(), codecs.BOM_UTF8 + LINES],
-    ids=["lines", "array", "pretty", "mark"],
-)
-def test_lines_and_arrays_are_read(data: bytes, pack: Callable[[bytes], bytes], read: Any) -> None:
-    assert read(pack(data)) == TWO
+@pytest.mark.parametrize("data", [LINES, codecs.BOM_UTF8 + LINES], ids=["lines", "mark"])
+def test_lines_are_read(data: bytes, read: Any) -> None:
+    assert read(data) == TWO
 
 
 @pytest.mark.parametrize(
@@ -52,10 +47,8 @@ def test_lines_and_arrays_are_read(data: bytes, pack: Callable[[bytes], bytes], 
         ("Name\u00e9 a colour.\n".encode(), r"jq -c '\.\[\]'"),
         (LINES.decode().encode("utf-16"), "is UTF-16"),
         (b'{\n  "prompt": "Q"\n}\n', "jq -c ."),
-        (b'[{"prompt": "Q"},\n', "is not valid JSON: .*line 2"),
-        (b"[" * 100_000, "is nested too deep"),
-        (gzip.compress(LINES, mtime=0)[:-9], "is a damaged gzip file"),
-        (gzip.compress(LINES, mtime=0)[:12] + b"\xff" * 40, "is a damaged gzip file"),
+        (json.dumps(TWO).encode(), "is not JSON Lines"),
+        (gzip.compress(LINES, mtime=0), "zcat"),
     ],
 )
 def test_what_is_no_input_is_refused_before_a_model_is_loaded(
@@ -70,14 +63,10 @@ def test_what_is_no_input_is_refused_before_a_model_is_loaded(
     assert engine.loaded_with == {}
 
 
-@pytest.mark.parametrize("data", [LINES, json.dumps(TWO).encode()], ids=["line", "array"])
-def test_what_is_larger_than_memory_is_not_read(
-    data: bytes, read: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_is_larger_than_memory_is_not_read(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_file, "MAX_LINE", 10)
-    for packed in (data, gzip.compress(data, mtime=0)):
-        with pytest.raises(UsageError, match="more than 0 MiB"):
-            read(packed)
+    with pytest.raises(UsageError, match="more than 0 MiB"):
+        read(LINES)
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="POSIX")
@@ -88,7 +77,7 @@ def test_a_device_and_a_folder_are_refused(engine: TalkingEngine, tmp_path: Path
     assert "cannot be read: Is a directory" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("data", [b"", b"\n \n", gzip.compress(b"", mtime=0)])
+@pytest.mark.parametrize("data", [b"", b"\n \n"])
 def test_an_empty_input_loads_no_model(
     data: bytes, engine: TalkingEngine, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -98,9 +87,7 @@ def test_an_empty_input_loads_no_model(
     assert engine.loaded_with == {}
 
 
-@pytest.mark.parametrize(
-    ("data", "answered"), [(b"", 0), (gzip.compress(LINES, mtime=0), 2), (json.dumps(TWO).encode(), 2)]
-)
+@pytest.mark.parametrize(("data", "answered"), [(b"", 0), (LINES, 2)])
 def test_a_pipe_is_looked_at_too(
     data: bytes, answered: int, engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -157,10 +144,10 @@ def test_null_is_not_given_and_minus_one_has_its_usual_meaning(
     assert (second.max_tokens, second.seed) == (None, None)
 
 
-def test_an_item_that_is_nested_too_deep_fails_alone(tmp_path: Path) -> None:
+def test_a_line_that_is_nested_too_deep_fails_alone(tmp_path: Path) -> None:
     deep = "[" * 500 + "]" * 500
     file = tmp_path / "in.json"
-    file.write_text(f'[{{"prompt": "a", "metadata": {deep}}}, {{"prompt": "b"}}]')
+    file.write_text(f'{{"prompt": "a", "metadata": {deep}}}\n{{"prompt": "b"}}\n')
     with open_input(str(file)) as found:
         jobs = list(read_jobs(found.lines))
     assert "nested deeper" in jobs[0].error

@@ -1,21 +1,19 @@
-"""The input of a batch: JSON Lines or an array, perhaps compressed, in EdgeSpec's own format or OpenAI's."""
+"""The input of a batch: JSON Lines, in EdgeSpec's own format or OpenAI's."""
 
 from __future__ import annotations
 
 import codecs
-import gzip
 import io
 import json
 import os
 import re
 import stat
 import sys
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from edgespec.cli.batch import openai_format, own_format, score_format
 from edgespec.cli.batch.job import Job
@@ -25,9 +23,8 @@ from edgespec.generation.config import GenerationConfig, shortened
 
 _HEAD_BYTES = 64 << 10
 MAX_LINE = 256 << 20
-"""Bytes of a line, or of an array: more would fill the memory."""
+"""Bytes of a line: more would fill the memory."""
 
-_TOO_DEEP = b"[" * 10_000  # a line that is read as what is nested too deep
 _SAMPLE_BYTES = 1 << 20
 _TOKEN_BYTES = 3.5  # of a usual text in a line
 _TEMPLATE_TOKENS = 32
@@ -55,13 +52,9 @@ def open_input(name: str) -> Iterator[Input]:
     with _opened(name) as file:
         name = "Standard input" if name == "-" else name
         waits = not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-        content: IO[bytes] = file
         with _reading(name):
             head = file.peek(_HEAD_BYTES)
-            if head.startswith(b"\x1f\x8b"):
-                unpacked = gzip.GzipFile(fileobj=file)
-                content, head = cast(IO[bytes], unpacked), unpacked.peek(_HEAD_BYTES)
-        yield Input(_lines_of(content, head, name), waits, not head)
+        yield Input(_lines_of(file, head, name), waits, not head)
 
 
 def _opened(name: str) -> io.BufferedReader:
@@ -79,25 +72,24 @@ def _opened(name: str) -> io.BufferedReader:
 def _reading(name: str) -> Iterator[None]:
     try:
         yield
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UsageError(f"{name} is a damaged gzip file: {error}.", "Compress it again.") from error
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}.", "Give a file to --input.") from error
 
 
 def _lines_of(file: IO[bytes], head: bytes, name: str) -> Iterator[bytes]:
-    """The lines of JSON Lines, or the items of an array as lines."""
+    """The lines of JSON Lines."""
     begins = head.removeprefix(codecs.BOM_UTF8).lstrip()
-    if begins.startswith(b"["):
-        return _items(file, name)
     if _PRETTY.match(begins):
         raise UsageError(f"{name} has objects that span several lines.", "Convert it: jq -c .")
-    if begins and not any(line.lstrip().startswith(b"{") for line in begins.splitlines()):
+    if begins[:1] == b"[" or (
+        begins and not any(line.lstrip().startswith(b"{") for line in begins.splitlines())
+    ):
         if begins.startswith(UTF16):
             decoded(begins, name)
         raise UsageError(
-            f"{name} is not JSON Lines: no line begins with {{.",
-            """Write a line such as {"prompt": "Hello"} for each prompt. jq -c '.[]' converts JSON arrays.""",
+            f"{name} is not JSON Lines.",
+            'Write a line such as {"prompt": "Hello"} for each prompt. '
+            "jq -c '.[]' converts JSON arrays, and zcat compressed files.",
         )
     return _lines(file, name)
 
@@ -108,30 +100,6 @@ def _lines(file: IO[bytes], name: str) -> Iterator[bytes]:
             if len(line) > MAX_LINE:
                 raise UsageError(f"A line of {name} has more than {MAX_LINE >> 20} MiB.", "Shorten it.")
             yield line
-
-
-def _items(file: IO[bytes], name: str) -> Iterator[bytes]:
-    with _reading(name):
-        data = file.read(MAX_LINE + 1)
-    way_out = "Convert it to a line for each item: jq -c '.[]'"
-    if len(data) > MAX_LINE:
-        raise UsageError(f"{name} is an array of more than {MAX_LINE >> 20} MiB.", way_out)
-    try:
-        items = json.loads(decoded(data, name))
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{name} is not valid JSON: {error}.", way_out) from error
-    except RecursionError as error:
-        raise UsageError(f"{name} is nested too deep.", way_out) from error
-    except ValueError as error:  # Python's limit: parsing digits takes quadratic time
-        raise UsageError(f"A number in {name} has too many digits.", way_out) from error
-    return map(_as_line, items)
-
-
-def _as_line(item: Any) -> bytes:
-    try:
-        return json.dumps(item).encode()
-    except RecursionError:
-        return _TOO_DEEP
 
 
 @dataclass(frozen=True)
