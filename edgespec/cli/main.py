@@ -69,7 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _escape_unprintable()
     try:
         with naming_flags():
-            _warn_about_variables(arguments)
             code = app(
                 args=arguments,
                 prog_name="edgespec",
@@ -113,13 +112,6 @@ def with_bare_json(arguments: Sequence[str]) -> list[str]:
 def _is_for_help(arguments: Sequence[str]) -> bool:
     """True if no command will run."""
     return not arguments or arguments[0].startswith("-") or bool(_HELP & {*arguments})
-
-
-def _warn_about_variables(arguments: Sequence[str]) -> None:
-    if _is_for_help(arguments):
-        return
-    command: Any = typer.main.get_command(app)
-    settings.warn_about_unknown(command.commands, arguments[0])
 
 
 def _defaults_from_file(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
