@@ -147,13 +147,6 @@ COMMANDS: Mapping[str, Command] = {
         ("edgespec rm llama3.2-1b",),
         _SHORT_FORMS,
     ),
-    "ps": Command(
-        "ps",
-        "ps",
-        "List your running edgespec processes that have a model loaded.",
-        ("edgespec ps",),
-        _SHORT_FORMS,
-    ),
     "config": Command(
         "config",
         "config",

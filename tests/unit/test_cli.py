@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import re
 import shlex
@@ -19,7 +18,6 @@ import typer.main
 import edgespec
 from edgespec.base.units import parse_size
 from edgespec.cli.commands.draft import gain_in_words
-from edgespec.cli.commands.ps import arguments_of
 from edgespec.cli.main import app, main
 from edgespec.cli.origin import NO_ORIGIN
 from edgespec.cli.screen.formatting import in_columns
@@ -255,45 +253,10 @@ def test_help_and_version_as_commands(words: str, options: str, capsys: pytest.C
     assert text == text[: len(text) // 2] * 2
 
 
-@pytest.mark.parametrize("name", ["pull", "list", "show", "rm", "ps", "run"])
+@pytest.mark.parametrize("name", ["pull", "list", "show", "rm", "run"])
 def test_the_short_forms_of_commands(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     assert f"Usage: edgespec {name}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("command_line", "arguments"),
-    [
-        (["/usr/bin/python3", "/venv/bin/edgespec", "chat", "x"], ["chat", "x"]),
-        (["python", "-m", "edgespec", "serve", "--port", "1"], ["serve", "--port", "1"]),
-        (["python", "-m", "edgespec", "list"], None),
-        (["vim", "notes", "on", "edgespec"], None),
-        (["grep", "-r", "edgespec"], None),
-        ([], None),
-    ],
-)
-def test_which_programs_hold_a_model(command_line: list[str], arguments: list[str] | None) -> None:
-    assert arguments_of(command_line) == arguments
-
-
-def test_ps_shows_programs_and_no_secrets(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = "import sys\nprint('up', flush=True)\nsys.stdin.read()"
-    words = ["-c", lines, "-m", "edgespec", "serve", "--api-key", "hush", "--api-key=hush"]
-    with subprocess.Popen(
-        [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as program:
-        assert program.stdout is not None
-        program.stdout.readline()
-        try:
-            assert main(["ps", "--json"]) == 0
-            assert main(["ps"]) == 0
-        finally:
-            program.kill()
-    out = capsys.readouterr().out
-    assert "hush" not in out
-    (mine,) = [p for p in json.loads(out.splitlines()[0])["programs"] if p["pid"] == program.pid]
-    assert mine["command"] == "edgespec serve --api-key ... --api-key=..."
-    assert mine["rss_bytes"] > 0
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from edgespec.models.hub.external import own_folders
 _FOLDERS = settings.MODELS_FOLDER.replace("_", "-")
 _SECRET = ("api-key",)
 # The first two must work even if the file is damaged; the others have nothing to set.
-WITHOUT_SETTINGS = ("config", "doctor", "pull", "list", "show", "rm", "ps", "sessions")
+WITHOUT_SETTINGS = ("config", "doctor", "pull", "list", "show", "rm", "sessions")
 _TABLES = {"run": "chat"}  # the table of a command, where it is not named after it
 
 
