@@ -109,8 +109,8 @@ def test_editing_going_on_and_another_model_at_a_terminal(short_path: Path, tmp_
         desk.ask(SKY, until="/continue resumes it")
         desk.ask("/continue", until=" tokens, ")
         desk.ask("/edit", until=f"/edit {SKY}")
-        desk.type("\x15")  # Ctrl-U: all of it
-        desk.ask("/edit Name a fruit.", until=" tokens, ")
+        desk.type("\x15/edit Name a fruit.\r")  # Ctrl-U: all of it
+        desk.wait_for(" tokens, ")
         desk.ask(f"/model {tmp_path / 'none.gguf'}", until="none.gguf")
         desk.ask("/model", until="smol")
         desk.ask(f"/model {short_path}", until="it will read the conversation with your next question")
