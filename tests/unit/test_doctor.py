@@ -167,7 +167,7 @@ def test_a_gpu_that_the_build_uses_is_well() -> None:
 
 
 def test_kernels_that_work_are_told_with_their_speed() -> None:
-    fast = LayoutFacts("OTHER", True, speedup=((1, 1.52), (8, 2.0), (32, 3.04)))
+    fast = LayoutFacts("CPU_REPACK", True, speedup=((1, 1.52), (8, 2.0), (32, 3.04)))
     facts = replace(WELL, kernels=KernelFacts((fast,)))
     assert diagnose(facts) == []
     assert ("", "CPU_REPACK: 1.5, 2.0, 3.0 times as fast as plain at 1, 8, 32 rows") in describe(facts)

@@ -215,6 +215,6 @@ def test_speedups_are_the_middle_of_all_quantizations() -> None:
 
 
 def test_a_report_survives_its_file() -> None:
-    report = TrialReport({"A": "b"}, {2: {"plain": (0.5, 0.25, 1e-6)}}, {"C": "d"})
+    report = TrialReport({"A": "b"}, {2: {"plain": (0.5, 0.25, 1e-6)}})
     assert len(ROWS) == 3
     assert TrialReport.from_json(json.loads(json.dumps(report.to_json()))) == report
