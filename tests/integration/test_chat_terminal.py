@@ -253,7 +253,7 @@ def test_a_chat_without_a_model_says_which_it_is_and_which_would_be_better(
             : [line[:3] for line in desk.screen if line].index(">>>")
         ]
         assert told[0].startswith("This is SmolLM2 135M, the bundled demo model.")
-        assert len(told) <= 3
+        assert len(told) <= 6
     for arguments in (["-m", "smollm2-135m"], ["--quiet"]):
         with contextlib.closing(Desk(*quick, *arguments)) as desk:
             desk.wait_for(">>>")
