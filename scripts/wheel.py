@@ -7,8 +7,9 @@ It writes three wheels to dist, to be installed together (pip install dist/*.whl
 - llama_cpp_python: the Python files of llama-cpp-python, whose own distribution would compile llama.cpp.
 
 Needs Python 3.11 or later, a C++ compiler, and the network for the pinned tools and sources; Linux. The same
-inputs, among them the compiler, give the same bytes. Other systems' libraries are made by cibuildwheel, for
-which --sources puts the sources together.
+inputs, among them the compiler, give the same bytes. --platform win_amd64 compiles for Windows by MinGW-w64
+(on Debian and Ubuntu: apt-get install g++-mingw-w64-x86-64-posix). Other systems' libraries are made by
+cibuildwheel, for which --sources puts the sources together.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ NEEDED = ("CMakeLists.txt", "LICENSE", "cmake", "ggml", "include", "licenses", "
 EPOCH = 1_577_836_800  # the time of all files in wheels: 2020-01-01, as Hatchling sets it
 DATE = (2020, 1, 1, 0, 0, 0)
 MAX_BYTES = 40 * 1000**2
+WINDOWS = "win_amd64"
 
 
 class WheelError(Exception):
@@ -54,6 +56,7 @@ class WheelError(Exception):
 def main() -> int:
     options = parse_arguments()
     try:
+        folder = WORK / options.platform if options.platform else WORK
         tools = Tools(WORK / "tools")
         tools.install()
         sources = unpacked(options.source_distribution or download(tools), WORK)
@@ -63,8 +66,8 @@ def main() -> int:
             return 0
         options.into.mkdir(parents=True, exist_ok=True)
         if not options.pure:
-            put_together(sources, WORK / "sources")
-            report(compile_libraries(tools, WORK / "sources", options.into, options.variants))
+            put_together(sources, folder / "sources")
+            report(compile_libraries(tools, folder, options.into, options.variants, options.platform))
         report(bindings_wheel(sources, options.into))
         report(edgespec_wheel(tools, options.into))
     except (WheelError, SetupError, OSError, tarfile.TarError) as error:
@@ -96,6 +99,9 @@ def parse_arguments() -> argparse.Namespace:
         default=[],
         metavar="NAME",
         help="for tests, kernels for these kinds of processor alone, by ggml's names, such as haswell",
+    )
+    parser.add_argument(
+        "--platform", choices=[WINDOWS], help="to compile for (default: this system and processor)"
     )
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--pure", action="store_true", help="make the two wheels without libraries only")
@@ -218,11 +224,15 @@ def update(source: Path, target: Path) -> None:
 # Wheels.
 
 
-def compile_libraries(tools: Tools, sources: Path, into: Path, variants: Sequence[str]) -> Path:
-    """Compile the libraries, and have auditwheel find out on which systems they work.
+def compile_libraries(
+    tools: Tools, folder: Path, into: Path, variants: Sequence[str], platform: str | None
+) -> Path:
+    """Compile the libraries, and find out on which systems they work.
 
     Args:
+        folder: holds the sources.
         variants: the kinds of processor; all, if empty.
+        platform: `WINDOWS`; None for this one.
     """
     kinds = (
         f"for {' and '.join(variants)}"
@@ -230,29 +240,52 @@ def compile_libraries(tools: Tools, sources: Path, into: Path, variants: Sequenc
         else "for all processors, which takes 17 minutes of processor time"
     )
     print(f"wheel: compiling llama.cpp {kinds}. The output is in {tools.log}", flush=True)
-    raw, repaired = WORK / "compiled", WORK / "repaired"
-    for folder in (raw, repaired):
-        shutil.rmtree(folder, ignore_errors=True)
+    sources, raw = folder / "sources", folder / "compiled"
+    shutil.rmtree(raw, ignore_errors=True)
+    define = "cmake.define."
+    toolchain = f"{define}CMAKE_TOOLCHAIN_FILE={sources / 'mingw.cmake'}"
     tools.run(
         *("pip", "wheel", "--verbose", "--no-deps", "--no-index", "--no-build-isolation"),
         # Named even if there are none: CMake keeps those of the build before.
-        *("--config-settings", f"cmake.define.EDGESPEC_VARIANTS={';'.join(variants)}"),
+        *("--config-settings", f"{define}EDGESPEC_VARIANTS={';'.join(variants)}"),
+        *(("--config-settings", toolchain) if platform else ()),
         *("--wheel-dir", str(raw), str(sources)),
         extra={
             "CMAKE_BUILD_PARALLEL_LEVEL": os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count()))
         },
     )
-    # The lowest version of the C library that has every function used, and libgomp inside.
-    tools.run(
-        "auditwheel", "repair", "--plat", "auto", "--wheel-dir", str(repaired), str(one_of(raw, "*.whl"))
-    )
-    audited = one_of(repaired, "*.whl")
-    with zipfile.ZipFile(audited) as archive:
-        wheel = write_wheel(into, audited.name, {name: archive.read(name) for name in archive.namelist()})
+    compiled = one_of(raw, "*.whl")
+    if platform:
+        name, files = for_platform(compiled, platform)
+    else:
+        name, files = repaired(tools, compiled, folder / "repaired")
+    wheel = write_wheel(into, name, files)
     size = wheel.stat().st_size
     if size > MAX_BYTES:
         raise WheelError(f"{wheel.name} has {size / 1000**2:.1f} MB, more than {MAX_BYTES / 1000**2:.0f} MB")
     return wheel
+
+
+def repaired(tools: Tools, wheel: Path, folder: Path) -> tuple[str, dict[str, bytes]]:
+    """The wheel with the lowest version of the C library that has every function used, and libgomp inside."""
+    shutil.rmtree(folder, ignore_errors=True)
+    tools.run("auditwheel", "repair", "--plat", "auto", "--wheel-dir", str(folder), str(wheel))
+    audited = one_of(folder, "*.whl")
+    return audited.name, read_wheel(audited)
+
+
+def for_platform(wheel: Path, platform: str) -> tuple[str, dict[str, bytes]]:
+    """The wheel with the name and the tag of another platform than that on which it was compiled."""
+    *parts, compiled_on = wheel.stem.split("-")
+    files = read_wheel(wheel)
+    [tags] = [path for path in files if path.endswith(".dist-info/WHEEL")]
+    files[tags] = files[tags].replace(f"-{compiled_on}\n".encode(), f"-{platform}\n".encode())
+    return "-".join([*parts, platform]) + ".whl", files
+
+
+def read_wheel(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def bindings_wheel(sources: Path, into: Path) -> Path:

@@ -42,7 +42,7 @@ settings.register_profile(THOROUGH, deadline=None, suppress_health_check=[Health
 settings.load_profile(QUICK)  # before tests are collected; --hypothesis-profile loads another one
 
 # Before any test moves the user folders. Kept between runs, because the files take seconds to make.
-TEST_MODELS = Path(platformdirs.user_cache_dir("edgespec")) / "test-models"
+TEST_MODELS = platformdirs.user_cache_path("edgespec", False) / "test-models"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -85,7 +85,7 @@ def shared_cache(tried_kernels: Path | None, tmp_path_factory: pytest.TempPathFa
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     home = folder / "shared-home"
-    cache = home / "cache" / "edgespec"
+    cache = _cache_in(home)
     if tried_kernels is not None:
         shutil.copytree(tried_kernels, cache / tried_kernels.name, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -103,7 +103,7 @@ def own_environment(
     """Keep the user's settings, caches and tokens out of the tests, and the tests out of them."""
     # `mktemp` would list the thousands of folders of earlier tests to find a free number.
     home = Path(tempfile.mkdtemp(prefix="home", dir=tmp_path_factory.getbasetemp()))
-    cache = home / "cache" / "edgespec"
+    cache = _cache_in(home)
     if tried_kernels is not None:
         shutil.copytree(tried_kernels, cache / tried_kernels.name)
     _share_verdicts(cache, shared_cache)
@@ -128,6 +128,11 @@ def _set_home(patch: pytest.MonkeyPatch, home: Path) -> None:
     """Move the user's folders."""
     for kind in ("CONFIG", "CACHE", "DATA", "STATE"):
         patch.setenv(f"XDG_{kind}_HOME", str(home / kind.lower()))
+    patch.setenv("WIN_PD_OVERRIDE_LOCAL_APPDATA", str(home))
+
+
+def _cache_in(home: Path) -> Path:
+    return home / ("edgespec/Cache" if sys.platform == "win32" else "cache/edgespec")
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ def install_command(*, rebuild: bool = False, environment: str = "") -> str:
     """
     first = _uninstall_wheel() if rebuild else ""
     if _SCRIPT.exists():
-        return f"{first}python3 {os.path.relpath(_SCRIPT)}{' --rebuild' if rebuild else ''}"
+        return f"{first}python3 {_from_here(_SCRIPT)}{' --rebuild' if rebuild else ''}"
     if not rebuild:
         return f"pip install '{_llama_cpp()}'"
     return compile_command("-DGGML_NATIVE=ON -DGGML_RPC=ON", environment=environment)
@@ -52,6 +52,13 @@ def compile_command(arguments: str, *, environment: str = "") -> str:
         f'{_uninstall_wheel()}{environment}{" " if environment else ""}CMAKE_ARGS="{arguments}" pip install '
         f"--force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python '{_llama_cpp()}'"
     )
+
+
+def _from_here(path: Path) -> str:
+    try:
+        return os.path.relpath(path)
+    except ValueError:  # Windows: on another drive
+        return str(path)
 
 
 def _uninstall_wheel() -> str:

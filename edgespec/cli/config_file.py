@@ -94,7 +94,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror}.",
-            f"Correct it, or set {VARIABLE} to another file; /dev/null is an empty one.",
+            f"Correct it, or set {VARIABLE} to another file; {os.devnull} is an empty one.",
         ) from error
     try:
         return tomllib.loads(data.decode())

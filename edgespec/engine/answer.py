@@ -12,7 +12,7 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, FinishReason, Generation, PassRecord
 from edgespec.generation.tools import CallPiece
 from edgespec.llama.tokenizer.vocabulary import Vocabulary
-from edgespec.machine.probe import peak_rss
+from edgespec.processes.limits import peak_rss
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 from edgespec.text.answer_parts import AnswerPart, PartsReader
 from edgespec.text.answer_plan import AnswerPlan

@@ -70,11 +70,6 @@ class NotDirect(Exception):
     """A file cannot be read past the page cache."""
 
 
-def can_read_at_offsets() -> bool:
-    """False on systems where threads cannot share an open file."""
-    return sys.platform == "win32" or hasattr(os, "preadv")
-
-
 def drop_cached(descriptor: int, offset: int = 0, n_bytes: int = 0) -> None:
     """Let the system forget what it has cached of an open file from an offset on, all of it if none is named.
 
@@ -86,6 +81,10 @@ def drop_cached(descriptor: int, offset: int = 0, n_bytes: int = 0) -> None:
 
 if sys.platform == "win32":
     from edgespec.files.overlapped import OverlappedFile
+
+    def can_read_at_offsets() -> bool:
+        """False on systems where threads cannot share an open file."""
+        return True
 
     def _open_direct(path: Path) -> PositionedFile | None:
         try:
@@ -99,6 +98,10 @@ if sys.platform == "win32":
 
 else:
     import fcntl
+
+    def can_read_at_offsets() -> bool:
+        """False on systems where threads cannot share an open file."""
+        return hasattr(os, "preadv")
 
     class _DescriptorFile:
         """A file descriptor."""

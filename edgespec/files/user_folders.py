@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import platformdirs
 
@@ -44,9 +45,9 @@ def in_home(path: str) -> Path:
     return found
 
 
-def _folder(find: Callable[[str], Path]) -> Path:
+def _folder(find: Callable[[str, Literal[False]], Path]) -> Path:
     try:
-        return find("edgespec")
+        return find("edgespec", False)  # Windows' folders are by author otherwise, too
     except RuntimeError as error:
         raise _homeless() from error
 

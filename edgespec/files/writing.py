@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from types import FrameType
 from typing import IO
 
 from edgespec.errors import OutputError
+from edgespec.files.sharing import lock, occupied, open_to_read, open_to_write, replace
 
 _FULL_DISK = "Free some space on that disk."
 
@@ -52,7 +52,7 @@ def atomic_write(path: Path, *, durable: bool = True, suffix: str = "") -> Itera
             if durable:
                 os.fsync(file.fileno())
             file.close()
-            Path(file.name).replace(path)
+            replace(Path(file.name), path)
         except BaseException:
             with suppress(OSError):  # what a full disk has no room for fails again
                 file.close()
@@ -155,7 +155,7 @@ def atomic_large_write(path: Path, partial: Path) -> Iterator[IO[bytes]]:
         try:
             yield file
             file.flush()
-            partial.replace(followed(path))
+            replace(partial, followed(path))
         finally:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
@@ -171,14 +171,10 @@ def open_locked(path: Path) -> IO[bytes]:
         BlockingIOError: another program has it open.
         OSError: the file cannot be created.
     """
-
-    def opened_whole(name: str, flags: int) -> int:
-        return os.open(name, flags & ~os.O_TRUNC, 0o666)  # it may be another program's
-
     while True:
-        file = open(path, "wb", opener=opened_whole)  # noqa: SIM115
+        file = open(path, "wb", opener=open_to_write)  # noqa: SIM115 (whole: it may be another program's)
         try:
-            locked = _lock(file.fileno())
+            locked = lock(file.fileno())
             if locked is None or path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                 if locked is False:
                     raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
@@ -196,16 +192,10 @@ def remove_abandoned(folder: Path, pattern: str = "*.partial") -> int:
     """Remove a folder's partial files whose writers have ended; returns the bytes that were freed."""
     freed = 0
     for path in folder.glob(pattern):
-        with suppress(OSError):
-            if sys.platform == "win32":  # which refuses to remove an open file
-                n_bytes = path.stat().st_size
+        with suppress(OSError), open(path, "rb", opener=open_to_read) as file:
+            if lock(file.fileno()):
+                freed += occupied(os.fstat(file.fileno()))
                 path.unlink()
-                freed += n_bytes
-                continue
-            with path.open("rb") as file:
-                if _lock(file.fileno()):
-                    freed += os.fstat(file.fileno()).st_blocks * 512
-                    path.unlink()
     return freed
 
 
@@ -213,24 +203,9 @@ def is_locked(path: Path) -> bool:
     """True if another program, or another place in this one, holds the lock of a file."""
     try:
         with path.open("rb") as file:
-            return _lock(file.fileno()) is False
+            return lock(file.fileno()) is False
     except OSError:
         return False
-
-
-def _lock(descriptor: int) -> bool | None:
-    """Lock an open file: False if another process holds the lock, None if files cannot be locked here."""
-    if sys.platform == "win32":
-        return None
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
 
 
 class _Ended(BaseException):

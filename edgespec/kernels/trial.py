@@ -13,7 +13,7 @@ from edgespec.kernels.report import TrialReport
 from edgespec.kernels.setting import AUTO, PLAIN, VARIABLE, rebuild_command
 from edgespec.processes.children import python_command, run
 from edgespec.processes.exit_status import crash_fault, ending_signal, signal_name
-from edgespec.processes.trial import memory_is_limited
+from edgespec.processes.limits import memory_is_limited
 
 TRIAL_TIMEOUT_S = 240.0  # it takes two seconds; this long only on a machine that starves it
 

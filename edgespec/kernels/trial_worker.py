@@ -7,10 +7,9 @@ and announces each step before taking it: if the process dies, the last line sho
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -31,6 +30,7 @@ from edgespec.kernels.products import FloatArray, Processor, Product, quantized,
 from edgespec.kernels.report import ROWS
 from edgespec.kernels.setting import OWN, PLAIN
 from edgespec.machine.cores import usable_cores
+from edgespec.processes.limits import limit_trial
 
 _LENGTH, _HEIGHT = 2048, 1024  # of the matrix; every block size and tile size divides them
 _STACK = 4  # matrices in a stack, as experts have
@@ -65,7 +65,8 @@ _SEQUENCES, _TEXTS = 3, (1, 6)  # and rows of each
 
 def main() -> None:
     """Try everything, or several sequences alone."""
-    _limit_process()
+    with suppress(OSError, ValueError):  # the parent limits the time, too
+        limit_trial(_MAX_CPU_S + _MAX_CPU_S_PER_CORE * usable_cores())
     skipped = json.loads(sys.argv[-1])
     _plug_in(skipped)
     names = [layout.name for layout in available_layouts()]
@@ -295,21 +296,6 @@ def _error(found: FloatArray, expected: FloatArray) -> float:
 
 def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
-
-
-def _limit_process() -> None:
-    """Write no core dump, and let SIGXCPU end a kernel that hangs, which the parent takes for a verdict."""
-    if sys.platform == "win32":
-        return  # the parent limits the time
-    try:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-        seconds = _MAX_CPU_S + _MAX_CPU_S_PER_CORE * usable_cores()
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    except (ImportError, OSError, ValueError):
-        pass  # the parent limits the time, too
 
 
 def _say(event: str, **values: Any) -> None:

@@ -97,27 +97,25 @@ def _offloads() -> bool:
         return False
     if not llama_cpp.llama_supports_rpc():
         return True
-    library = llama_cpp.llama_cpp._lib
     try:
-        count = ctypes.CFUNCTYPE(ctypes.c_size_t)(("ggml_backend_reg_count", library))
-        get = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(("ggml_backend_reg_get", library))
-        name = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(("ggml_backend_reg_name", library))
+        count = ctypes.CFUNCTYPE(ctypes.c_size_t)(ggml.exported("ggml_backend_reg_count"))
+        get = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(ggml.exported("ggml_backend_reg_get"))
+        name = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(ggml.exported("ggml_backend_reg_name"))
     except AttributeError:
         return True
     return any(name(get(index)) not in (b"CPU", b"RPC", b"BLAS") for index in range(count()))
 
 
 def _devices() -> tuple[BuildDevice, ...]:
-    library = llama_cpp.llama_cpp._lib  # depends on ggml's libraries, so their symbols are found through it
     pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
     amount = ctypes.POINTER(size)
     try:
-        count = ctypes.CFUNCTYPE(size)(("ggml_backend_dev_count", library))
-        get = ctypes.CFUNCTYPE(pointer, size)(("ggml_backend_dev_get", library))
-        name = ctypes.CFUNCTYPE(text, pointer)(("ggml_backend_dev_name", library))
-        description = ctypes.CFUNCTYPE(text, pointer)(("ggml_backend_dev_description", library))
-        kind = ctypes.CFUNCTYPE(ctypes.c_int, pointer)(("ggml_backend_dev_type", library))
-        memory = ctypes.CFUNCTYPE(None, pointer, amount, amount)(("ggml_backend_dev_memory", library))
+        count = ctypes.CFUNCTYPE(size)(ggml.exported("ggml_backend_dev_count"))
+        get = ctypes.CFUNCTYPE(pointer, size)(ggml.exported("ggml_backend_dev_get"))
+        name = ctypes.CFUNCTYPE(text, pointer)(ggml.exported("ggml_backend_dev_name"))
+        description = ctypes.CFUNCTYPE(text, pointer)(ggml.exported("ggml_backend_dev_description"))
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, pointer)(ggml.exported("ggml_backend_dev_type"))
+        memory = ctypes.CFUNCTYPE(None, pointer, amount, amount)(ggml.exported("ggml_backend_dev_memory"))
     except AttributeError:
         return ()
     found = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,9 @@ from pathlib import Path
 
 import psutil
 
+from edgespec.base.libraries import c_library
 from edgespec.machine.cgroups import ROOT, cgroups, read_number, read_text
+from edgespec.processes.limits import address_space
 
 _NO_LIMIT = 2**60  # version 1 of control groups writes a huge number for no limit
 
@@ -81,7 +82,7 @@ def probe_memory(root: Path = ROOT) -> Memory:
         container_limit=min((limit for limit, _ in _limits(root)), default=None),
         swap_total=swap_total,
         swap_used=swap_total - swap_free,
-        address_space=_address_space(),
+        address_space=address_space(),
     )
 
 
@@ -104,19 +105,9 @@ def release_free_memory() -> None:
 def trim_heap() -> None:
     """Return to the system what malloc keeps of freed memory (glibc); takes milliseconds."""
     if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        trim = getattr(c_library(), "malloc_trim", None)
         if trim is not None:
             trim(0)
-
-
-def peak_rss() -> int:
-    """The peak resident memory of this process, in bytes."""
-    if sys.platform == "win32":
-        return int(getattr(psutil.Process().memory_info(), "peak_wset", 0))
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
@@ -151,12 +142,3 @@ def _swap_elsewhere() -> tuple[int, int]:
     except (OSError, RuntimeError):
         return 0, 0
     return int(swap.total), int(swap.free)
-
-
-def _address_space() -> int | None:
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if limit == resource.RLIM_INFINITY else limit

@@ -10,9 +10,9 @@ from edgespec.machine.cgroups import ROOT
 from edgespec.machine.cores import Cores, probe_cores, usable_cores
 from edgespec.machine.disks import Disk, disk_of
 from edgespec.machine.gpus import Gpu, probe_gpus
-from edgespec.machine.memory import FreeMemory, Memory, available_memory, peak_rss, probe_memory
+from edgespec.machine.memory import FreeMemory, Memory, available_memory, probe_memory
 
-__all__ = ["FreeMemory", "Machine", "available_memory", "disk_of", "peak_rss", "probe", "usable_cores"]
+__all__ = ["FreeMemory", "Machine", "available_memory", "disk_of", "probe", "usable_cores"]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from typing import Any
 
 import xxhash
 
+from edgespec.base.mapped_memory import give_back, read_rows_alone
 from edgespec.errors import BackendError, EdgeSpecError, ModelFileError, StreamError
 from edgespec.files.direct_reader import FileReader
 from edgespec.files.positioned import BLOCK
@@ -103,8 +103,7 @@ class _MappedTable:
         reader = FileReader(path)
         try:
             area = reader.mapped()
-            if sys.platform != "win32":  # a row is all that is wanted, not what follows it
-                area.madvise(mmap.MADV_RANDOM)
+            read_rows_alone(area)
             return cls(table, reader, area, _checksum(reader, table), reader.opened)
         except BaseException:
             reader.close()
@@ -112,10 +111,7 @@ class _MappedTable:
 
     def give_back(self) -> None:
         """Take no memory of this process for rows until they are looked up again."""
-        if sys.platform != "win32":
-            start = self.table.offset // mmap.PAGESIZE * mmap.PAGESIZE
-            length = self.table.offset + self.table.n_bytes - start
-            self.area.madvise(mmap.MADV_DONTNEED, start, length)
+        give_back(self.area, self.table.offset, self.table.n_bytes)
 
     def unchanged(self) -> _MappedTable:
         """The table with the file's state now.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 
+from edgespec.base.mapped_memory import anonymous_memory, use_huge_pages
 from edgespec.base.units import readable
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels.ggml import Address, address_of_map, functions
 from edgespec.kernels.ggml.buffer_types import pinned_buffer
-from edgespec.kernels.ggml.unbacked import anonymous_memory, use_huge_pages
 from edgespec.llama.runtime.device_failures import LossWatch
 
 _HUGE_PAGE = 2 << 20

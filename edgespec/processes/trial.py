@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -21,13 +19,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import IO, Any, Literal
 
 from edgespec.base.progress import report_waiting
 from edgespec.errors import EdgeSpecError, InconclusiveTrial, MemoryLimitError
 from edgespec.processes.children import python_command, start
 from edgespec.processes.exit_status import crash_fault, describe_exit, signal_name
+from edgespec.processes.limits import limit_trial, memory_is_limited
 
 # Python starts slowly on a busy machine. Once a child is running, its processor time is limited first.
 _STARTING_S = 60.0
@@ -174,7 +172,9 @@ def serve(attempt: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
     order = json.loads(sys.stdin.buffer.read())
     out = os.dup(1)
     os.dup2(2, 1)  # so that output of libraries does not mix with the answer
-    _limit(order["limits"])
+    limits = order["limits"]
+    memory_bytes = limits["memory_bytes"]
+    limit_trial(limits["cpu_s"], None if memory_bytes is None else memory_bytes + limits["stack_bytes"])
     answers: list[Mapping[str, Any]] = []
 
     def run() -> None:
@@ -188,7 +188,7 @@ def serve(attempt: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
             answers.append({"too_deep": True})
 
     os.write(out, _STARTED)
-    threading.stack_size(order["limits"]["stack_bytes"])
+    threading.stack_size(limits["stack_bytes"])
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
@@ -196,41 +196,3 @@ def serve(attempt: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
         os.write(out, json.dumps(answers[0]).encode())
     sys.stderr.flush()
     os._exit(0 if answers else 1)  # without running destructors of native code
-
-
-def _limit(limits: Mapping[str, Any]) -> None:
-    if sys.platform == "win32":
-        return  # only the parent's time limit applies
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGXCPU, signal.SIG_DFL)  # ignored, the limit would end in SIGKILL
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGXCPU])
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = math.ceil(used.ru_utime + used.ru_stime + limits["cpu_s"])
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    if limits["memory_bytes"] is not None:
-        try:
-            with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 (nothing else is imported here)
-                mapped = int(file.read().split()[0]) * resource.getpagesize()
-            most = mapped + limits["memory_bytes"] + limits["stack_bytes"]
-            resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        except (OSError, ValueError):
-            pass  # not on this system: only the limit on time applies
-
-
-def memory_is_limited() -> bool:
-    """True if the system may refuse memory instead of ending processes when there is none."""
-    if sys.platform == "win32":
-        return False
-    import resource
-
-    if any(
-        resource.getrlimit(kind)[0] != resource.RLIM_INFINITY
-        for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)
-    ):
-        return True
-    try:
-        return Path("/proc/sys/vm/overcommit_memory").read_text("ascii").strip() == "2"
-    except OSError:
-        return False

@@ -14,11 +14,11 @@ from typing import Any
 import anthropic
 import ollama
 import openai
-import platformdirs
 import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.files.checked import CheckedFiles
+from edgespec.files.user_folders import cache_folder
 from edgespec.llama.cache.states import BLOCK
 from tests.integration.test_serve_api import TEMPLATE
 from tests.serving import CHAT, Running, load, serving, started
@@ -367,7 +367,7 @@ OPTIONS = ("--name", "model", "--draft", "none", "--context", "1024", "--threads
 
 
 def prompts() -> list[Path]:
-    folder = Path(platformdirs.user_cache_dir("edgespec")) / "prompts"
+    folder = cache_folder() / "prompts"
     return [path for path in folder.glob("*") if not path.name.startswith(".")]
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import platformdirs
 import pytest
 
 import edgespec
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
+from edgespec.files.user_folders import cache_folder
 from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.growth import AcceptanceModel, Children, ExpansionPolicy
 from edgespec.speculation.learning.acceptance import CalibratedAcceptance
@@ -237,7 +237,7 @@ def test_what_was_learned_is_kept_for_the_pair(smol_path: Path, q4_drafter_path:
             engine.generate(PROMPT, GenerationConfig(max_tokens=24))
     assert learned > 20
     assert nats != DrafterCalibration().nats
-    (path,) = (platformdirs.user_cache_path("edgespec") / "acceptance").iterdir()
+    (path,) = (cache_folder() / "acceptance").iterdir()
     assert path.stat().st_size < 100_000
 
 

@@ -44,8 +44,10 @@ def test_commands_of_a_user_without_a_home(tmp_path: Path, home: str | None, las
 
 
 def test_paths_of_unknown_users_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path))
     assert expanded("~/a") == in_home("~/a") == tmp_path / "a"
     assert expanded("~no-such-user/a") == in_home("~no-such-user/a") == Path("~no-such-user/a")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert cache_folder() == tmp_path / "cache" / "edgespec"
+    monkeypatch.setenv("WIN_PD_OVERRIDE_LOCAL_APPDATA", str(tmp_path))
+    assert cache_folder() in (tmp_path / "cache" / "edgespec", tmp_path / "edgespec" / "Cache")

@@ -77,6 +77,16 @@ def test_the_same_files_give_the_same_bytes(script: ModuleType, tmp_path: Path) 
         assert b"a/one.py,sha256=" in archive.read("a-1.dist-info/RECORD")
 
 
+def test_a_wheel_that_was_compiled_elsewhere_has_the_tag_of_its_platform(
+    script: ModuleType, tmp_path: Path
+) -> None:
+    files = {"a/one.dll": b"1", "a-1.dist-info/WHEEL": b"Wheel-Version: 1.0\nTag: py3-none-linux_x86_64\n"}
+    compiled = script.write_wheel(tmp_path, "a-1-py3-none-linux_x86_64.whl", files)
+    name, renamed = script.for_platform(compiled, script.WINDOWS)
+    assert name == "a-1-py3-none-win_amd64.whl"
+    assert renamed["a-1.dist-info/WHEEL"].endswith(b"\nTag: py3-none-win_amd64\n")
+
+
 def test_what_is_compiled_is_put_together_and_kept_if_it_has_not_changed(
     script: ModuleType, distribution: Path, tmp_path: Path
 ) -> None:

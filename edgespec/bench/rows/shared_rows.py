@@ -15,7 +15,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Event, Request
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation, PassRecord
-from edgespec.machine.memory import peak_rss
+from edgespec.processes.limits import peak_rss
 
 _WARM_UP_TOKENS = 4
 

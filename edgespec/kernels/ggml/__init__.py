@@ -28,7 +28,14 @@ from edgespec.kernels.ggml.experts import (
     stack_of,
     write_copy,
 )
-from edgespec.kernels.ggml.functions import cpu_device, cpu_library, cpu_variant, functions, libraries_folder
+from edgespec.kernels.ggml.functions import (
+    cpu_device,
+    cpu_library,
+    cpu_variant,
+    exported,
+    functions,
+    libraries_folder,
+)
 from edgespec.kernels.ggml.operations import (
     attention_operation,
     indexed_product,
@@ -71,6 +78,7 @@ __all__ = [
     "cpu_device",
     "cpu_library",
     "cpu_variant",
+    "exported",
     "extra_buffer_types",
     "functions",
     "indexed_product",

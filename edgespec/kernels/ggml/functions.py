@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
+from llama_cpp._ctypes_extensions import load_shared_library
 
 from edgespec.base.installation import install_command
+from edgespec.base.libraries import library_of
 from edgespec.errors import BackendError
 from edgespec.kernels.ggml.structs import (
     POINTER,
@@ -31,6 +33,30 @@ def libraries_folder() -> Path:
     return Path(llama_cpp.llama_cpp._base_path)
 
 
+def exported(name: str) -> tuple[str, ctypes.CDLL]:
+    """A function of llama.cpp's or ggml's libraries, as prototypes of ctypes take it.
+
+    Each prototype makes a function object of its own, so that declaring its types does not affect other users
+    of the library.
+
+    Raises:
+        AttributeError: none of them has it.
+    """
+    library = llama_cpp.llama_cpp._lib  # depends on ggml's, which all systems but Windows then look into, too
+    if not hasattr(library, name):
+        library = next((each for each in _ggml_libraries() if hasattr(each, name)), library)
+    return name, library
+
+
+@cache
+def _ggml_libraries() -> list[ctypes.CDLL]:
+    found = []
+    for name in ("ggml", "ggml-base"):
+        with suppress(FileNotFoundError, RuntimeError):
+            found.append(load_shared_library(name, libraries_folder()))
+    return found
+
+
 @cache
 def load_backends() -> None:
     """Have ggml load its backends, unless they are part of the build; the processor's is the best it can use.
@@ -39,13 +65,12 @@ def load_backends() -> None:
         BackendError: there is none for this processor.
         UnsupportedBuild: this build has no such functions.
     """
-    library = llama_cpp.llama_cpp._lib
     try:
-        count = ctypes.CFUNCTYPE(SIZE)(("ggml_backend_reg_count", library))
-        device = ctypes.CFUNCTYPE(POINTER, ctypes.c_int)(("ggml_backend_dev_by_type", library))
-        load = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(("ggml_backend_load_all_from_path", library))
-        log_get = ctypes.CFUNCTYPE(None, POINTER, POINTER)(("ggml_log_get", library))
-        log_set = ctypes.CFUNCTYPE(None, POINTER, POINTER)(("ggml_log_set", library))
+        count = ctypes.CFUNCTYPE(SIZE)(exported("ggml_backend_reg_count"))
+        device = ctypes.CFUNCTYPE(POINTER, ctypes.c_int)(exported("ggml_backend_dev_by_type"))
+        load = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(exported("ggml_backend_load_all_from_path"))
+        log_get = ctypes.CFUNCTYPE(None, POINTER, POINTER)(exported("ggml_log_get"))
+        log_set = ctypes.CFUNCTYPE(None, POINTER, POINTER)(exported("ggml_log_set"))
     except AttributeError as error:
         raise UnsupportedBuild(f"it lacks a function of ggml's: {error}") from error
     if count():
@@ -64,26 +89,6 @@ def load_backends() -> None:
             f"llama.cpp has no kernels for this processor in '{libraries_folder()}'.",
             f"Compile it here: {install_command(rebuild=True)}",
         )
-
-
-class _DlInfo(ctypes.Structure):
-    _fields_ = [
-        ("file", ctypes.c_char_p),
-        ("base", POINTER),
-        ("symbol", ctypes.c_char_p),
-        ("address", POINTER),
-    ]
-
-
-def library_of(function: int) -> Path | None:
-    """The library that holds a function; None where the system does not tell."""
-    if sys.platform == "win32":
-        return None
-    dladdr: Any = ctypes.CDLL(None).dladdr
-    info = _DlInfo()
-    if not dladdr(POINTER(function), ctypes.byref(info)) or not info.file:
-        return None
-    return Path(info.file.decode("utf-8", "surrogateescape"))
 
 
 def variant_of(library: Path | None) -> str:
@@ -162,14 +167,10 @@ def functions() -> dict[str, Any]:
         BackendError: there is no backend for this processor.
     """
     load_backends()
-    # libllama depends on ggml's libraries, so their symbols can be looked up through it.
-    library = llama_cpp.llama_cpp._lib
     found = {}
     for name, (result, arguments) in _FUNCTIONS.items():
         try:
-            # A separate function object, so that declaring its types does not affect other users of the
-            # library.
-            function = ctypes.CFUNCTYPE(result, *arguments)((name, library))
+            function = ctypes.CFUNCTYPE(result, *arguments)(exported(name))
         except AttributeError as error:
             raise UnsupportedBuild(f"it has no {name}") from error
         found[name] = function

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
+from edgespec.base.mapped_memory import reserved_addresses
 from edgespec.kernels.ggml.functions import functions
 from edgespec.kernels.ggml.structs import (
     POINTER,
@@ -20,33 +19,6 @@ from edgespec.kernels.ggml.structs import (
     UnsupportedBuild,
     pointer_fields,
 )
-
-
-def anonymous_memory(n_bytes: int) -> mmap.mmap:
-    """Memory of the system, allocated when it is first written to; raises OSError if there is not enough."""
-    if sys.platform == "win32":
-        return mmap.mmap(-1, n_bytes)
-    return mmap.mmap(-1, n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-
-def address_space(n_bytes: int) -> mmap.mmap:
-    """Addresses that hold zeros and cannot be written to; raises OSError if there are not enough.
-
-    Read-only private memory does not count towards Linux's limit on committed memory. Windows counts it.
-    """
-    if sys.platform == "win32":
-        return mmap.mmap(-1, n_bytes, access=mmap.ACCESS_READ)
-    area = mmap.mmap(-1, n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
-    use_huge_pages(area)  # where the area is read after all, one page of zeros stands for many
-    return area
-
-
-def use_huge_pages(area: mmap.mmap) -> None:
-    """Ask for huge pages, where the system has them."""
-    if sys.platform == "linux":
-        with suppress(OSError):  # a kernel without them
-            area.madvise(mmap.MADV_HUGEPAGE)
-
 
 _UNREAD = b"\x01"  # replaces the first letter of a name
 
@@ -130,7 +102,7 @@ class UnbackedBufferType:
         return call
 
     def _alloc(self, _type: Address, size: int) -> Address:
-        area = address_space(size + mmap.PAGESIZE)
+        area = reserved_addresses(size + mmap.PAGESIZE)
         self._areas.append(area)
         buffer: Address = self._f["ggml_backend_cpu_buffer_from_ptr"](address_of_map(area), size)
         layout = Buffer.from_address(buffer)

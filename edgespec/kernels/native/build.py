@@ -40,6 +40,10 @@ _ANY = "any"
 _UNUSED_S = 90 * 24 * 3600.0  # after which another version's library is removed from the cache folder
 _COMMON = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra")
 _LINK = ("-shared", "-pthread")
+# GCC aligns Windows' stack to 16 bytes, and would move vectors on it as if it were aligned to their size.
+_SYSTEM_FLAGS = {"win32": ("-Wa,-muse-unaligned-vector-move",)}
+_SUFFIXES = {"darwin": ".dylib", "win32": ".dll"}
+_LIBRARIES = {"linux": ("-ldl",)}
 _MISSING = (
     "Install a C++ compiler (on Debian and Ubuntu: sudo apt install build-essential) or name one in CXX. The "
     f"next start compiles them; so does: {COMMAND}"
@@ -124,17 +128,20 @@ def sources_digest() -> str:
     return digest.hexdigest()
 
 
-def build_into(folder: Path) -> Path:
+def build_into(folder: Path, system: str = sys.platform) -> Path:
     """Compile the library for all processors of this architecture into a folder, for others to install.
 
     The same sources and compiler give the same bytes.
+
+    Args:
+        system: that the compiler compiles for.
 
     Raises:
         BuildFailed: there is no compiler, it fails, or it does not know all instruction sets.
         OSError: the folder cannot be written to.
     """
     with tempfile.TemporaryDirectory(prefix="edgespec-kernels-") as scratch:
-        made = _compile(_compiler(), Path(scratch), instruction_sets(), complete=True)
+        made = _compile(_compiler(), Path(scratch), instruction_sets(), system, complete=True)
         folder.mkdir(parents=True, exist_ok=True)
         return Path(shutil.copy(made, folder))
 
@@ -155,7 +162,7 @@ def build(*, again: bool = False) -> Path:
     if known is not None and not again and not needs_build():
         return known
     if sys.platform == "win32":
-        raise BuildFailed("they are made for Linux and macOS", "")
+        raise BuildFailed("on Windows they come with EdgeSpec's wheels alone", "")
     compiler = _compiler()
     with tempfile.TemporaryDirectory(prefix="edgespec-kernels-") as scratch:
         wanted = _of_processor(compiler, Path(scratch))
@@ -193,12 +200,16 @@ def main() -> int:
         metavar="FOLDER",
         help="compile one for all processors of this architecture there",
     )
+    parser.add_argument("--system", default=sys.platform, help="that the compiler compiles for: win32")
     parser.add_argument("--background", action="store_true", help="leave the processor to other programs")
     arguments = parser.parse_args()
     if arguments.background and sys.platform != "win32":
         os.nice(10)
     try:
-        print(build_into(arguments.into) if arguments.into else build(again=arguments.again))
+        if arguments.into:
+            print(build_into(arguments.into, arguments.system))
+        else:
+            print(build(again=arguments.again))
     except (BuildFailed, OSError) as error:
         print(f"EdgeSpec's own kernels cannot be compiled: {error}", file=sys.stderr)
         return 1
@@ -211,7 +222,7 @@ def _of_processor(compiler: Sequence[str], scratch: Path) -> frozenset[str]:
     if not sets:
         return sets
     gate = scratch / f"processor{_suffix()}"
-    done = _run([*compiler, *_COMMON, *_LINK, str(SOURCES / _GATE), "-o", str(gate), *_libraries()])
+    done = _run([*compiler, *_COMMON, *_LINK, str(SOURCES / _GATE), "-o", str(gate)])
     if done.returncode:
         raise _failed(f"{compiler[0]} fails at {_GATE}", done)
     return _runnable(gate)
@@ -235,17 +246,24 @@ def _runnable(library: Path) -> frozenset[str]:
 
 
 def _compile(
-    compiler: Sequence[str], scratch: Path, wanted: frozenset[str], *, complete: bool = False
+    compiler: Sequence[str],
+    scratch: Path,
+    wanted: frozenset[str],
+    system: str = sys.platform,
+    *,
+    complete: bool = False,
 ) -> Path:
     """Compile for some instruction sets, in a scratch folder.
 
     Args:
+        system: that the compiler compiles for.
         complete: fail rather than leave out one of them.
     """
 
     def compiled(source: SourceFile) -> Path | None:
         target = scratch / f"{source.name}.o"
-        done = _run([*compiler, *_COMMON, *source.flags, "-c", str(SOURCES / source.name), "-o", str(target)])
+        flags = (*_COMMON, *_SYSTEM_FLAGS.get(system, ()), *source.flags)
+        done = _run([*compiler, *flags, "-c", str(SOURCES / source.name), "-o", str(target)])
         if done.returncode == 0:
             return target
         if not complete and source.flags and any(words in done.stderr for words in _UNKNOWN_FLAG):
@@ -254,8 +272,8 @@ def _compile(
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         objects = [str(path) for path in pool.map(compiled, sources(wanted)) if path is not None]
-    library = scratch / _library_name(wanted)
-    done = _run([*compiler, *_LINK, *objects, "-o", str(library), *_libraries()])
+    library = scratch / _library_name(wanted, system)
+    done = _run([*compiler, *_LINK, *objects, "-o", str(library), *_LIBRARIES.get(system, ())])
     if done.returncode:
         raise _failed(f"{compiler[0]} fails to link", done)
     return library
@@ -334,17 +352,13 @@ def _machine() -> str:
     return _MACHINES.get(name, name)
 
 
-def _libraries() -> tuple[str, ...]:
-    return ("-ldl",) if sys.platform == "linux" else ()
-
-
-def _library_name(sets: frozenset[str]) -> str:
+def _library_name(sets: frozenset[str], system: str) -> str:
     named = "" if sets == instruction_sets() else f"-{'+'.join(sorted(sets)) or _ANY}"
-    return f"edgespec-kernels-{sources_digest()}{named}{_suffix()}"
+    return f"edgespec-kernels-{sources_digest()}{named}{_suffix(system)}"
 
 
-def _suffix() -> str:
-    return ".dylib" if sys.platform == "darwin" else ".so"
+def _suffix(system: str = sys.platform) -> str:
+    return _SUFFIXES.get(system, ".so")
 
 
 def _folders() -> Iterator[Path]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import llama_cpp
 
-from edgespec.kernels.ggml import Address, functions
+from edgespec.kernels.ggml import Address, exported, functions
 from edgespec.kernels.native.library import compiled_functions
 
 _P = ctypes.c_void_p
@@ -114,7 +114,7 @@ def call_guard() -> CallGuard | None:
     if found is None or ctypes.sizeof(llama_cpp.llama_batch) != _BATCH_BYTES:
         return None
     try:
-        set_callback = ctypes.CFUNCTYPE(_P, _P)(("ggml_set_abort_callback", llama_cpp.llama_cpp._lib))
+        set_callback = ctypes.CFUNCTYPE(_P, _P)(exported("ggml_set_abort_callback"))
     except AttributeError:
         return None
     found["abort_before"](set_callback(found["on_abort"]))

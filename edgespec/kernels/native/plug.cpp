@@ -6,18 +6,15 @@
 #include "planner.h"
 #include "products.h"
 #include "recurrent.h"
+#include "system.h"
 #include "types.h"
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <dlfcn.h>
 #include <exception>
 #include <new>
-#include <sched.h>
-#include <sys/mman.h>
 #include <thread>
-#include <unistd.h>
 #include <vector>
 
 namespace edgespec {
@@ -298,16 +295,6 @@ Packed packed;
     abort();
 }
 
-// Processors that this process may use.
-int usable_cores() {
-#ifdef __linux__
-    cpu_set_t allowed;
-    if (!sched_getaffinity(0, sizeof allowed, &allowed)) return CPU_COUNT(&allowed);
-#endif
-    const unsigned cores = std::thread::hardware_concurrency();
-    return cores < 1 ? 1 : (int) cores;
-}
-
 // Is it an output head with so many bits that fewer do to draft? Embeddings that serve as one need theirs.
 bool can_be_narrowed(const Tensor * t) {
     return !strcmp(t->name, "output.weight") && t->ne[2] == 1 && t->ne[0] % 32 == 0 && edgespec_file_row_bytes(t->type, 256) >= 8 * WIDE_BLOCK;
@@ -371,18 +358,6 @@ size_t get_alloc_size(BufferType *, const Tensor * t) {
     return edgespec_packed_bytes(t->type, t->ne[0], t->ne[1]) * (size_t) (t->ne[2] * t->ne[3]);
 }
 
-// Ask for huge pages, before the memory is written to: fewer faults while loading, fewer TLB misses in passes.
-void advise_huge_pages(void * memory, size_t size) {
-#ifdef MADV_HUGEPAGE
-    const size_t page = (size_t) sysconf(_SC_PAGESIZE);
-    const size_t lead = (page - (uintptr_t) memory % page) % page;
-    if (size > lead) madvise((char *) memory + lead, (size - lead) / page * page, MADV_HUGEPAGE);
-#else
-    (void) memory;
-    (void) size;
-#endif
-}
-
 Buffer * alloc_buffer(BufferType *, size_t size) {
     Buffer * buffer = alloc_plain(plain_type, size);
     if (!buffer) return nullptr;
@@ -418,21 +393,19 @@ using namespace edgespec;
 extern "C" {
 
 const char * edgespec_register(const void * within, void * device, const edgespec_operations * operations) {
-    Dl_info info;
-    if (!dladdr(within, &info)) return "its processor backend is in no library";
-    void * library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
-    if (!library) return "its processor backend cannot be opened";
-    auto types = (std::vector<BufferType *> & (*) ()) dlsym(library, "_Z39ggml_backend_cpu_get_extra_buffer_typesv");
-    barrier = (void (*)(void *)) dlsym(library, "ggml_barrier");
-    alloc_plain = (Buffer * (*) (BufferType *, size_t)) dlsym(library, "ggml_backend_buft_alloc_buffer");
-    auto plain = (BufferType * (*) ()) dlsym(library, "ggml_backend_cpu_buffer_type");
-    auto row_size = (size_t (*)(int, int64_t)) dlsym(library, "ggml_row_size");
-    quantize = (decltype(quantize)) dlsym(library, "ggml_quantize_chunk");
-    const void * table = dlsym(library, "_ZTVN4ggml3cpu6repack17extra_buffer_typeE");
-    const void * supports = dlsym(
-        library, "_ZN4ggml3cpu6repack17extra_buffer_type11supports_opEP19ggml_backend_devicePK11ggml_tensor");
+    LoadedLibrary library;
+    if (!library.open(within)) return "its processor backend cannot be opened";
+    auto types = (std::vector<BufferType *> & (*) ()) library.find("_Z39ggml_backend_cpu_get_extra_buffer_typesv");
+    barrier = (void (*)(void *)) library.find("ggml_barrier");
+    alloc_plain = (Buffer * (*) (BufferType *, size_t)) library.find("ggml_backend_buft_alloc_buffer");
+    auto plain = (BufferType * (*) ()) library.find("ggml_backend_cpu_buffer_type");
+    auto row_size = (size_t (*)(int, int64_t)) library.find("ggml_row_size");
+    quantize = (decltype(quantize)) library.find("ggml_quantize_chunk");
+    const void * table = library.find("_ZTVN4ggml3cpu6repack17extra_buffer_typeE");
+    const void * supports = library.find(
+        "_ZN4ggml3cpu6repack17extra_buffer_type11supports_opEP19ggml_backend_devicePK11ggml_tensor");
     const void * traits =
-        dlsym(library, "_ZN4ggml3cpu6repack17extra_buffer_type17get_tensor_traitsEPK11ggml_tensor");
+        library.find("_ZN4ggml3cpu6repack17extra_buffer_type17get_tensor_traitsEPK11ggml_tensor");
     if (!types || !barrier || !alloc_plain || !plain || !row_size || !quantize || !table || !supports || !traits) {
         return "it hides its extra buffer types";
     }

@@ -16,10 +16,10 @@
 #include "recurrent.h"
 #include "attention.h"
 #include "ggml_abi.h"
+#include "system.h"
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <dlfcn.h>
 #include <mutex>
 #include <vector>
 
@@ -389,14 +389,12 @@ using namespace edgespec;
 extern "C" {
 
 const char * edgespec_recurrent_register(const void * within, const edgespec_recurrent_operations * operations) {
-    Dl_info info;
-    if (!dladdr(within, &info)) return "its processor backend is in no library";
-    void * library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
-    if (!library) return "its processor backend cannot be opened";
-    convolve = (Operation) dlsym(library, "ggml_compute_forward_ssm_conv");
-    scan = (Operation) dlsym(library, "ggml_compute_forward_ssm_scan");
-    delta_net = (Operation) dlsym(library, "ggml_compute_forward_gated_delta_net");
-    copy = (Operation) dlsym(library, "ggml_compute_forward_cpy");
+    LoadedLibrary library;
+    if (!library.open(within)) return "its processor backend cannot be opened";
+    convolve = (Operation) library.find("ggml_compute_forward_ssm_conv");
+    scan = (Operation) library.find("ggml_compute_forward_ssm_scan");
+    delta_net = (Operation) library.find("ggml_compute_forward_gated_delta_net");
+    copy = (Operation) library.find("ggml_compute_forward_cpy");
     if (!convolve || !scan || !delta_net || !copy) return "it hides its operations on states";
     ops = *operations;
     return nullptr;

@@ -15,7 +15,8 @@ struct alignas(64) TileConfig {
     uint8_t rows[16] = {};
 };
 
-#ifdef EDGESPEC_EMULATED_TILES
+// On Windows, a program must ask for AMX, which nothing here does, and GCC's instructions take strides of 32 bits.
+#if defined(EDGESPEC_EMULATED_TILES) || defined(_WIN32)
 
 struct EmulatedTiles {
     TileConfig config;

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from typing import Any
 
 import llama_cpp
+
+from edgespec.base.libraries import c_library
 
 
 class DecodeAborted(Exception):
@@ -45,8 +46,7 @@ class AbortFlag:
     def install(self, params: Any) -> None:
         """Make a context's decodes obey this flag, if the C library's strlen can be found."""
         try:
-            library = ctypes.CDLL(None) if os.name == "posix" else ctypes.CDLL("msvcrt")
-            address: Any = ctypes.cast(library.strlen, ctypes.c_void_p).value
+            address: Any = ctypes.cast(c_library().strlen, ctypes.c_void_p).value
         except (OSError, AttributeError):
             return  # decodes are then aborted between passes only
         params.abort_callback = llama_cpp.ggml_abort_callback(address)

@@ -6,7 +6,6 @@ Run by `processes/trial.py` for `grammar.py`.
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ import llguidance
 
 from edgespec.errors import GrammarError
 from edgespec.generation.config import Grammar
+from edgespec.processes.limits import resident_bytes
 from edgespec.text.grammar.limits import source_of
 
 _END = 256
@@ -40,7 +40,7 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         "source" for llguidance, the "bytes" of memory taken and whether the source is "whole", that is,
         without what llguidance ignores; or what is "wrong".
     """
-    before = _resident()
+    before = resident_bytes()
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
     try:
         source = source_of(Grammar(request["kind"], request["text"]))
@@ -52,7 +52,7 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"refused": matcher.get_error()}
     whole = not matcher.get_grammar_warnings()
     _walk(matcher.deep_copy())
-    taken = max(_resident() - before, 0)
+    taken = max(resident_bytes() - before, 0)
     del matcher  # freeing it recurses, too
     return {"source": source, "bytes": taken, "whole": whole}
 
@@ -64,16 +64,3 @@ def _walk(matcher: llguidance.LLMatcher) -> None:
         permitted = [token for token in range(_END) if mask[token]]
         if matcher.is_error() or not permitted or not matcher.consume_token(rng.choice(permitted)):
             return
-
-
-def _resident() -> int:
-    """Bytes of memory that this process holds; 0 where the system does not say."""
-    if sys.platform == "win32":
-        return 0
-    import resource
-
-    try:
-        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 (one line, no paths)
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
