@@ -25,7 +25,11 @@ _KEYS = {
     "ArrowUp": 38,
     "ArrowRight": 39,
     "ArrowDown": 40,
+    "Delete": 46,
+    ",": 188,
+    ".": 190,
 }
+_CODES = {",": "Comma", ".": "Period"}
 _ALT, _SHIFT = 1, 8
 
 
@@ -131,7 +135,7 @@ class Browser:
 
     def press(self, key: str, *, alt: bool = False, shift: bool = False) -> None:
         """Press a key: a letter, or a name such as Enter."""
-        code = key if key in _KEYS else f"Key{key.upper()}"
+        code = _CODES.get(key) or (key if key in _KEYS else f"Key{key.upper()}")
         event: dict[str, Any] = {
             "key": key,
             "code": code,

@@ -255,18 +255,21 @@ def failure(message: str, kind: str, code: str | None = None) -> dict[str, Any]:
 
 def models(names: Sequence[str], started: int, context: int, *, sees: bool = False) -> dict[str, Any]:
     """The body of the list of models: one model, by all its names."""
-    return {"object": "list", "data": [model(name, started, context, sees=sees) for name in names]}
+    data = [model(name, names[0], started, context, sees=sees) for name in names]
+    return {"object": "list", "data": data}
 
 
-def model(name: str, started: int, context: int, *, sees: bool = False) -> dict[str, Any]:
+def model(name: str, root: str, started: int, context: int, *, sees: bool = False) -> dict[str, Any]:
     """The body about one model.
 
     Args:
+        root: its own name, where the other one is an alias; so vLLM calls it.
         context: maximum tokens of a request, as OpenRouter, vLLM and llama.cpp name it; 0 if it is unknown.
         sees: whether it takes images, which is said as OpenRouter says it.
     """
     takes = {"input_modalities": ["text", *(["image"] if sees else [])], "output_modalities": ["text"]}
-    about: dict[str, Any] = {"id": name, "object": "model", "created": started, "owned_by": "edgespec"}
+    about: dict[str, Any] = {"id": name, "root": root, "object": "model", "created": started}
+    about["owned_by"] = "edgespec"
     if context:
         about |= {"context_length": context, "max_model_len": context, "meta": {"n_ctx": context}}
     return {**about, "architecture": takes}

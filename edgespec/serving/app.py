@@ -123,7 +123,7 @@ class Application:
         if not names_model(name, self._names):
             text = f"There is no model {name!r}; this server runs {self._names[0]!r}."
             return Refusal(404, text, "model_not_found").response()
-        return JSONResponse(protocol.model(name, self._started, **self._loaded()))
+        return JSONResponse(protocol.model(name, self._names[0], self._started, **self._loaded()))
 
     def _loaded(self) -> dict[str, Any]:
         """The context of the model, and whether it sees images."""

@@ -191,7 +191,8 @@ class ModelRouter:
     def _about(self, name: str, model: OfferedModel) -> dict[str, Any]:
         card = model.app.handler.worker.card if model.app is not None else None
         context, sees = (0, False) if card is None else (card.context, card.sees)
-        return {**protocol.model(name, self._started, context, sees=sees), "loaded": model.is_loaded}
+        about = protocol.model(name, model.names[0], self._started, context, sees=sees)
+        return {**about, "loaded": model.is_loaded}
 
     async def _tags(self, _http: HTTPRequest) -> Response:
         await self._set_up_all()

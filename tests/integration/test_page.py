@@ -13,9 +13,10 @@ import pytest
 
 import edgespec
 from edgespec.api.limits import Limits
+from edgespec.api.settings import Sampling
 from edgespec.llama.projector import NoImageLibrary, load_library
 from tests.browser import Browser, browsing, chromium
-from tests.serving import CHAT, Running, serving
+from tests.serving import CHAT, Running, serving, started
 from tests.tiers import slow_except
 from tests.tiny_images import png, write_seeing
 from tests.waiting import PATIENCE_S
@@ -121,22 +122,33 @@ def test_speculation_is_reported_to_those_who_ask(server: Running) -> None:
 
 
 @pytest.fixture(scope="module")
-def _browser(server: Running) -> Iterator[Browser]:
+def browser(server: Running) -> Iterator[Browser]:
     with browsing() as browser:
         yield browser
 
 
+def first_visit(browser: Browser, server: Running) -> Browser:
+    """The page of a server, as somebody sees it who was never there."""
+    origin = f"http://127.0.0.1:{server.port}"
+    browser.go(f"{origin}/version")  # which keeps nothing
+    browser.call("Storage.clearDataForOrigin", origin=origin, storageTypes="all")
+    browser.run("sessionStorage.clear()")
+    browser.resize(1200, 800)
+    browser.go(f"{origin}/")
+    browser.wait_for("models.length")
+    browser.troubles.clear()
+    browser.requested.clear()
+    return browser
+
+
 @pytest.fixture
-def page(_browser: Browser, server: Running) -> Browser:
-    """The page, as somebody sees it who was never there."""
-    _browser.resize(1200, 800)
-    _browser.go(f"http://127.0.0.1:{server.port}/")
-    _browser.run("localStorage.clear()")
-    _browser.go(f"http://127.0.0.1:{server.port}/?again")
-    _browser.wait_for("document.querySelector('#model').textContent === 'model'")
-    _browser.troubles.clear()
-    _browser.requested.clear()
-    return _browser
+def page(browser: Browser, server: Running) -> Browser:
+    return first_visit(browser, server)
+
+
+def visit_again(page: Browser, server: Running, how: str) -> None:
+    page.go(f"http://127.0.0.1:{server.port}/?{how}")
+    page.wait_for("models.length")
 
 
 def ask(page: Browser, question: str = QUESTION) -> str:
@@ -164,6 +176,44 @@ def test_an_answer_comes_with_its_trees_and_nothing_is_asked_of_others(
     assert {url.split("/")[2] for url in page.requested if url.startswith("http")} == {
         f"127.0.0.1:{server.port}"
     }
+
+
+SHOWN_VERSIONS = "[...document.querySelectorAll('.versions')].map((one) => one.ariaLabel)"
+CONTENTS = "current.messages.map((message) => message.content)"
+
+
+@in_a_browser
+def test_every_version_of_a_question_and_an_answer_is_kept(page: Browser, server: Running) -> None:
+    page.run("settings = { max_tokens: 4, temperature: 0 }")
+    ask(page, "One two")
+    ask(page, "Three four")
+    first = page.run(CONTENTS)
+    page.run("settings = { max_tokens: 8, temperature: 0 }")
+    page.run("document.querySelector('.answer [aria-label=Retry]').click()")  # of the first answer
+    page.wait_for("!running && current.messages[1]?.content")
+    second = page.run(CONTENTS)
+    assert len(second) == 2
+    assert page.run(SHOWN_VERSIONS) == ["Version 2 / 2"]
+    page.press("ArrowUp")
+    page.run("document.activeElement.value = 'Five six'")
+    page.press("Enter")
+    page.wait_for("!running && current.messages[1]?.content")
+    assert page.run(SHOWN_VERSIONS) == ["Version 2 / 2"]
+    visit_again(page, server, "versions")
+    page.run("document.querySelector('.question [aria-label=\"Previous version\"]').click()")
+    assert page.run(CONTENTS) == second
+    assert page.run("document.querySelector('#status').textContent") == "Version 1 of 2"
+    page.run("document.querySelector('.answer .versions button').focus()")
+    page.press("Enter")
+    assert page.run(CONTENTS) == first
+    assert page.run("document.activeElement.ariaLabel") == "Previous version"
+    page.run("document.querySelector('.answer [aria-label=\"Next version\"]').click()")
+    page.press(",", alt=True)
+    assert page.run(CONTENTS) == first, "Alt and a comma turn to the version before"
+    ask(page, "Seven")
+    assert page.run(CONTENTS)[:4] == first
+    assert page.run("everything(current).length") == 4 + 2 + 1 + 2
+    assert page.troubles == []
 
 
 @in_a_browser
@@ -295,7 +345,7 @@ def test_conversations_stay_in_the_browser(page: Browser, server: Running) -> No
     first = ask(page, "First")
     page.press("n", alt=True)
     ask(page, "Second")
-    page.go(f"http://127.0.0.1:{server.port}/?later")
+    visit_again(page, server, "later")
     titles = "[...document.querySelectorAll('#sessions .open')].map((b) => b.textContent).join()"
     assert page.run(titles) == "Second,First"
     page.run("document.querySelectorAll('#sessions .open')[1].click()")
@@ -305,6 +355,205 @@ def test_conversations_stay_in_the_browser(page: Browser, server: Running) -> No
     assert page.run(titles) == "Second"
     page.run("document.querySelector('#toast button').click()")
     assert page.run(titles) == "Second,First"
+    page.run("document.querySelectorAll('#sessions .open')[0].focus()")
+    page.press("Delete")
+    assert page.run(titles) == "First"
+    page.press("z", alt=True)
+    assert page.run(titles) == "Second,First"
+    visit_again(page, server, "again")
+    assert page.run(titles) == "Second,First"
+    page.press("s", alt=True)
+    page.type("firs")
+    assert page.run(titles) == "First"
+    assert page.run("document.querySelector('#status').textContent") == "1 conversation found"
+    page.run("current.messages[1].content = 'A needle in it'; showSessions()")
+    page.press("Escape")
+    page.type("needle")
+    assert page.run("document.querySelector('#sessions small').textContent") == "A needle in it"
+    page.press("Tab")
+    page.press("Enter")
+    assert page.run("document.querySelector('.found .body').textContent")
+    assert page.troubles == []
+
+
+@in_a_browser
+def test_what_is_exported_can_be_imported(page: Browser, server: Running) -> None:
+    ask(page, "First")
+    page.press("r", alt=True)
+    page.wait_for("!running && current.messages.at(-1).content")
+    kept = "JSON.stringify(sessions.map(({ messages, branches }) => [messages, branches]))"
+    before, text = page.run(kept), page.run("exported()")
+    ask(page, "Second")
+    told = "document.querySelector('#toast span').textContent"
+    bring = f"imported(new File([{json.dumps(text)}], 'a.json'))"
+    page.run(bring)
+    assert page.run("sessions.length") == 2, "it has changed here since"
+    page.run(bring)
+    assert page.run(told) == "0 of 1 conversations imported; the others are here already."
+    first_visit(page, server)
+    page.run(bring)
+    assert page.run(kept) == before
+    visit_again(page, server, "imported")
+    assert page.run(kept) == before
+    message = {"role": "user", "content": "A", "branches": [[{"role": "user"}], None]}
+    for wrong in (
+        "[]",
+        "{",
+        {"sessions": [{}]},
+        {"sessions": [{**json.loads(text)["sessions"][0], "messages": [message]}]},
+    ):
+        content = wrong if isinstance(wrong, str) else json.dumps(wrong)
+        page.run(f"imported(new File([{json.dumps(content)}], 'b.json'))")
+        assert page.run(told) == "b.json holds no exported conversations."
+    assert page.run(kept) == before
+    assert page.troubles == []
+
+
+@in_a_browser
+def test_a_conversation_of_another_tab_is_shown(page: Browser) -> None:
+    page.run("""(async () => {
+      const other = { id: "other", title: "Other", at: 1, messages: [] };
+      await database.work("sessions", "readwrite", (kept) => kept.put(other, other.id));
+      new BroadcastChannel("edgespec").postMessage("other"); })()""")
+    page.wait_for("document.querySelector('#sessions .open')?.textContent === 'Other'")
+
+
+LEAVE_SOON = """
+{
+  const push = Array.prototype.push;
+  Array.prototype.push = function (...items) {
+    const length = push.apply(this, items);
+    if (this === passes && length === 3) { Array.prototype.push = push; location.reload(); }
+    return length;
+  };
+}
+"""
+
+
+@in_a_browser
+def test_a_page_that_is_left_in_the_middle_of_an_answer_loses_nothing(page: Browser) -> None:
+    page.run("store.write('settings', settings = { max_tokens: 400, temperature: 0 })")
+    page.run(LEAVE_SOON + "; window.here = true")
+    page.type("Tell me a very long story")
+    page.press("Enter")
+    page.type("And the next")  # which is not sent yet
+    page.wait_for("!window.here && models.length && document.querySelector('.answer .body')?.textContent")
+    assert page.run("document.querySelector('.figures').textContent") == "stopped"
+    assert page.run("document.querySelector('#input').value") == "And the next"
+    begun = page.run(CONTENTS)
+    assert begun[0] == "Tell me a very long story"
+    page.run("settings = { max_tokens: 4, temperature: 0 }")
+    page.run(f"{MORE}[0].click()")
+    page.wait_for("!running && !document.querySelector('.busy')")
+    assert page.run(CONTENTS)[1].startswith(begun[1])
+
+
+@in_a_browser
+def test_what_does_not_fit_into_the_browser_stays_on_the_page(page: Browser, server: Running) -> None:
+    origin = f"http://127.0.0.1:{server.port}"
+    page.call("Storage.overrideQuotaForOrigin", origin=origin, quotaSize=1)
+    try:
+        answer = ask(page)
+        told = "document.querySelector('#toast span').textContent"
+        page.wait_for(f"{told}.startsWith('The browser\\'s storage is full')")
+        assert page.run("document.querySelectorAll('.turn').length") == 2
+        assert json.dumps(answer)[1:-1] in page.run("exported()")
+    finally:
+        page.call("Storage.overrideQuotaForOrigin", origin=origin)
+
+
+FORM = "document.querySelector('#settings form').elements"
+
+
+@in_a_browser
+def test_all_sampling_settings_can_be_set(page: Browser) -> None:
+    names = page.run("SAMPLING.map(([name]) => name)")
+    aliases = {"max_completion_tokens", "num_predict", "n_predict"}
+    aliases |= {"repeat_last_n", "nsigma", "banned_tokens"}
+    assert set(names) == {*Sampling.__struct_fields__, "think", "logit_bias"} - aliases
+    values = {
+        **dict.fromkeys(names, "1"),
+        "max_tokens": "4",
+        "think": "off",
+        "stop": "never\n\\n\\n",
+        "banned_strings": "zebra",
+        "stop_token_ids": "[1, 2]",
+        "logit_bias": '{"3": -1}',
+    }
+    page.run("openSettings()")
+    page.run(f"for (const [name, value] of Object.entries({json.dumps(values)})) {FORM}[name].value = value")
+    page.run("document.querySelector('#settings .go').click()")
+    page.wait_for("settings.logit_bias")
+    assert page.run("[settings.stop, settings.stop_token_ids]") == [["never", "\n\n"], [1, 2]]
+    assert ask(page)
+    assert page.run("current.messages.at(-1).error === undefined")
+    page.run("openSettings()")
+    shown = page.run(f"Object.fromEntries(SAMPLING.map(([name]) => [name, {FORM}[name].value]))")
+    assert shown == {**values, "stop_token_ids": "[1,2]", "logit_bias": '{"3":-1}'}
+    page.run(f"{FORM}.logit_bias.value = '{{'; {FORM}.logit_bias.dispatchEvent(new Event('input'))")
+    page.run("document.querySelector('#settings .go').click()")
+    assert page.run("document.querySelector('#settings').open"), "what is no JSON is not saved"
+    page.run("document.querySelector('#settings').close()")
+    assert page.troubles == []
+
+
+@in_a_browser
+def test_everything_has_a_name_for_those_who_listen(page: Browser) -> None:
+    ask(page)
+    page.press("r", alt=True)
+    page.wait_for("!running && document.querySelector('.versions')?.textContent")
+    page.run("add([new File(['text'], 'a.txt')])")
+    page.wait_for("added.length")
+    for opened in ("document", "settings", "keys"):
+        if opened != "document":
+            page.run(f"document.querySelector('#{opened}').showModal()")
+        nodes = page.call("Accessibility.getFullAXTree")["nodes"]
+        roles = (
+            "button",
+            "textbox",
+            "searchbox",
+            "combobox",
+            "spinbutton",
+            "dialog",
+            "article",
+            "log",
+            "group",
+        )
+        named = [node for node in nodes if not node["ignored"] and node["role"].get("value") in roles]
+        assert [node for node in named if not node.get("name", {}).get("value")] == []
+        assert {"document": "log", "settings": "spinbutton", "keys": "dialog"}[opened] in {
+            node["role"]["value"] for node in named
+        }
+        if opened != "document":
+            page.run(f"document.querySelector('#{opened}').close()")
+    assert page.run("document.querySelector('#status').textContent").startswith("Answer: ")
+
+
+@in_a_browser
+def test_a_model_is_chosen_from_a_menu_where_there_are_several(
+    browser: Browser, own_environment: None, short_path: Path, tmp_path: Path
+) -> None:
+    models = [tmp_path / "one.gguf", tmp_path / "two.gguf"]
+    for path in models:
+        path.hardlink_to(short_path)
+    options = ("--draft", "none", "--context", "512", "--max-tokens", "8", "--memory", "400MiB")
+    with started(*models, *options) as (several, _program):
+        page = first_visit(browser, several)
+        page.resize(390, 844)
+        page.press("m", alt=True)
+        assert page.run("document.activeElement.id") == "models"
+        page.press("ArrowDown")
+        assert page.run("[model, document.querySelector('#models').value]") == ["two", "two"]
+        page.run("document.querySelector('#input').focus()")
+        ask(page)
+        assert page.run("document.querySelector('.figures').textContent").startswith("two · ")
+        page.wait_for("models[1].loaded")
+        shown = "[...document.querySelectorAll('#models option')].map((one) => one.textContent)"
+        page.wait_for(f"{shown}[1] === 'two (in memory)'")
+        visit_again(page, several, "later")
+        assert page.run("model") == "two"
+        assert page.run("document.documentElement.scrollWidth") <= 390
+        assert page.troubles == []
 
 
 @in_a_browser
@@ -524,14 +773,8 @@ def seeing_server(tmp_path_factory: pytest.TempPathFactory, smol_path: Path) -> 
 
 
 @pytest.fixture
-def seeing_page(_browser: Browser, seeing_server: Running) -> Browser:
-    _browser.go(f"http://127.0.0.1:{seeing_server.port}/")
-    _browser.run("localStorage.clear()")
-    _browser.go(f"http://127.0.0.1:{seeing_server.port}/?again")
-    _browser.wait_for("!document.querySelector('#attach').classList.contains('hidden')")
-    _browser.troubles.clear()
-    _browser.requested.clear()
-    return _browser
+def seeing_page(browser: Browser, seeing_server: Running) -> Browser:
+    return first_visit(browser, seeing_server)
 
 
 TRAY = "document.querySelectorAll('#tray img').length"
@@ -624,8 +867,30 @@ def test_what_the_server_cannot_read_is_drawn_anew(seeing_page: Browser) -> None
 
 
 @in_a_browser
+def test_text_files_are_part_of_the_question(page: Browser, server: Running) -> None:
+    texts = {"a.py": "one = 1\n", "b.md": "```\ntwo\n```"}
+    made = ", ".join(f"new File([{json.dumps(text)}], '{name}')" for name, text in texts.items())
+    page.run(f"add([{made}])")
+    page.wait_for("added.length === 2")
+    answer = ask(page, "Explain")
+    asked = "a.py\n```\none = 1\n\n```\n\nb.md\n````\n```\ntwo\n```\n````\n\nExplain"
+    told = [{"role": "user", "content": asked}]
+    status, expected = server.post(CHAT, {"messages": told})
+    assert status == 200, expected
+    assert answer == expected["choices"][0]["message"]["content"]
+    visit_again(page, server, "later")
+    names = "[...document.querySelectorAll('.question summary')].map((one) => one.textContent).join()"
+    assert page.run(names) == "a.py,b.md"
+    page.run("add([new File([new Uint8Array([255, 0])], 'c.bin')])")
+    page.wait_for(
+        "document.querySelector('#toast span').textContent === 'c.bin is not a text file in UTF-8.'"
+    )
+    assert page.run("added.length") == 0
+    assert page.troubles == []
+
+
+@in_a_browser
 def test_pages_of_models_that_do_not_see_take_no_pictures(page: Browser) -> None:
-    assert page.run("document.querySelector('#attach').classList.contains('hidden')")
     page.run(brought("ClipboardEvent", "paste", PICTURES[0]))
     page.wait_for("document.querySelector('#toast span').textContent === 'This model does not see pictures.'")
     assert page.run(TRAY) == 0
