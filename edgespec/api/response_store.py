@@ -62,7 +62,8 @@ class ResponseStore:
 
     def conversation(self, identifier: str) -> list[Message]:
         """The messages up to the answer of a response."""
-        messages: list[Message] = self._read(identifier)["messages"]
+        advice = "Send the whole conversation as 'input'."
+        messages: list[Message] = self._read(identifier, advice)["messages"]
         return messages
 
     def items(self, identifiers: Iterable[str]) -> dict[str, Event]:
@@ -87,7 +88,7 @@ class ResponseStore:
             found[identifier] = read[place][identifier]
         return found
 
-    def _read(self, identifier: str) -> Any:
+    def _read(self, identifier: str, advice: str = "It was removed, or never stored.") -> Any:
         """A response and all that is kept with it.
 
         Raises:
@@ -95,7 +96,7 @@ class ResponseStore:
         """
         held = self._kept.get(identifier)
         if held is None:
-            text = f"The response {identifier[:80]!r} is not kept. Send the whole conversation as 'input'."
+            text = f"The response {identifier[:80]!r} is not kept. {advice}"
             raise Refusal(404, text, "previous_response_not_found")
         return json.loads(held)
 

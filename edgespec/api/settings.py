@@ -86,7 +86,7 @@ class Sampling(Fields):
 class StructuredOutputs(Struct):
     """The form of an answer as vLLM names it."""
 
-    json: Schema | str | None = None
+    json: dict[str, Any] | str | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
@@ -109,10 +109,10 @@ class Settings(Sampling):
     chat_template_kwargs: dict[str, Any] | None = None
     ignore_eos: bool = False
     grammar: str | None = None
-    json_schema: Schema | str | None = None
+    json_schema: dict[str, Any] | str | None = None
     # Forms as requests for vLLM and SGLang name them.
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Schema | str | None = None
+    guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None

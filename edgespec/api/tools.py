@@ -107,8 +107,10 @@ def read_tools(
     size = sum(len(tool.parameters) + len(tool.description) for tool in tools.values())
     if size > limits.tools:
         raise UsageError(f"The tools have {size:,} characters.", f"At most {limits.tools:,} are allowed.")
-    choice = asked.function_call if asked.tool_choice is None else asked.tool_choice
-    chosen, tools = _chosen(choice, tools, warnings, were_given=bool(given))
+    name, choice = "tool_choice", asked.tool_choice
+    if choice is None and asked.function_call is not None:
+        name, choice = "function_call", asked.function_call
+    chosen, tools = _chosen(name, choice, tools, warnings, were_given=bool(given))
     if not tools:
         return {}, frozenset()
     settings = {"tools": tuple(tools.values()), "tool_choice": chosen}
@@ -160,32 +162,38 @@ def _describes_object(schema: Mapping[str, Any]) -> bool:
 
 
 def _chosen(
-    choice: str | ToolReference | None, tools: dict[str, Tool], warnings: Warnings, *, were_given: bool
+    name: str,
+    choice: str | ToolReference | None,
+    tools: dict[str, Tool],
+    warnings: Warnings,
+    *,
+    were_given: bool,
 ) -> tuple[str, dict[str, Tool]]:
     """The choice among tools, and those that may be called.
 
     Args:
+        name: of the field with the choice.
         were_given: the request had tools, of which some may have been left out.
     """
     if choice is None or choice in ("auto", "none"):
         return choice or "auto", tools
     if choice in ("required", "any"):
         if not tools and not were_given:
-            raise UsageError("tool_choice requires a call, and there are no tools.", "Give tools.")
+            raise UsageError(f"{name} requires a call, and there are no tools.", "Give tools.")
         if not tools:
-            warnings.ignored("tool_choice", "None of the tools can be called here.")
+            warnings.ignored(name, "None of the tools can be called here.")
         return "required", tools
     if isinstance(choice, ToolReference):
         if choice.type == "allowed_tools":
             return _allowed(choice.allowed_tools or choice, tools, warnings)
         if choice.named is None and choice.type not in (None, "function", "custom"):
-            warnings.ignored("tool_choice", f"Tools of the type {shown(choice.type)} cannot be run here.")
+            warnings.ignored(name, f"Tools of the type {shown(choice.type)} cannot be run here.")
             return "auto", tools
     named = choice.named if isinstance(choice, ToolReference) else choice
     if not named:
-        raise wrong("tool_choice", named, f"{', '.join(CHOICES)}, or a function by its name")
+        raise wrong(name, named, f"{', '.join(CHOICES)}, or a function by its name")
     if named not in tools:
-        raise UsageError(f"tool_choice names {shown(named)}, which is not one of the tools.")
+        raise UsageError(f"{name} names {shown(named)}, which is not one of the tools.")
     if named in CHOICES:  # which would be taken for the choice of that name
         return "required", {named: tools[named]}
     return named, tools

@@ -56,6 +56,8 @@ class NativeEndpoint(PromptEndpoint):
         prompt = getattr(asked.fields, "prompt", "")
         if isinstance(prompt, list) and not all(isinstance(token, int) for token in prompt):
             raise UsageError("This path takes one prompt.", "Send several to /v1/completions.")
+        if asked.fields.n > 1:
+            raise UsageError("This path gives one answer.", "Ask /v1/completions for several.")
         return asked
 
     def response_builder(

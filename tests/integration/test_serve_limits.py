@@ -109,6 +109,13 @@ def impatient(smol_path: Path) -> Iterator[Running]:
         (CHAT, {"messages": HI, "tools": [TOOL], "tool_choice": "g"}, "'g', which is not one of the tools"),
         (
             CHAT,
+            {"messages": HI, "functions": [TOOL["function"]], "function_call": {"name": "g"}},
+            "function_call names 'g', which",
+        ),
+        (CHAT, {"messages": HI, "guided_json": True}, "guided_json must be an object or a string, not true"),
+        ("/completion", {"prompt": "One", "n": 2}, "This path gives one answer. Ask /v1/completions"),
+        (
+            CHAT,
             {"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]},
             "A tool call in a message is invalid",
         ),
