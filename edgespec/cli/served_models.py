@@ -158,9 +158,30 @@ class ServingOptions:
             system=self.system,
         )
 
-    def offered(self, loading: Config, found: Sequence[FoundModel], responses: ResponseStore) -> LoadedModels:
-        """Models that are loaded when requests need them."""
-        models = [self._offered(loading.with_(model=one.model), one, responses) for one in found]
+    def offered(
+        self, loading: Config, found: Sequence[FoundModel], responses: ResponseStore, aliases: Sequence[str]
+    ) -> LoadedModels:
+        """Models that are loaded when requests need them.
+
+        Args:
+            aliases: other names of one of them each, as NAME=MODEL.
+
+        Raises:
+            UsageError: there is no such model.
+        """
+        by_model: dict[str, list[str]] = {one.name: [] for one in found}
+        for text in aliases:
+            alias, _, name = text.partition("=")
+            name = name or (found[0].name if len(found) == 1 else "")
+            if not alias or name not in by_model:
+                raise UsageError(
+                    f"--alias {text} names none of the models, and several are served.",
+                    f"Write NAME=MODEL, such as gpt-4o={found[0].name}.",
+                )
+            by_model[name].append(alias)
+        models = [
+            self._offered(loading.with_(model=one.model), one, responses, *by_model[one.name]) for one in found
+        ]
         return LoadedModels(models, FreeMemory.read().budget(loading.memory.limit), self.queue)
 
     def puller(

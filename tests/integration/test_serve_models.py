@@ -30,7 +30,7 @@ def models(smol_path: Path, q4_drafter_path: Path, dropped_drafter_path: Path) -
 def server(own_environment: None, models: list[Path]) -> Iterator[Running]:
     """A server whose memory holds one of its models, and gives it back when it is idle."""
     limits = ("--memory", "500MiB", "--keep-alive", "2s", "--draft", "none", "--context", "512")
-    with started(*models, *limits) as (running, _):
+    with started(*models, *limits, "--alias", f"gpt-*={models[1].stem}") as (running, _):
         yield running
 
 
@@ -75,6 +75,7 @@ def test_eight_clients_share_memory_for_one_of_three_models(server: Running, mod
     assert max(most) == 1
     wait_until(lambda: _loaded(server) == [])
     assert _ask(server, names[0], _QUESTIONS[0]) == expected[names[0], _QUESTIONS[0]]
+    assert _ask(server, "gpt-4o", _QUESTIONS[0]) == expected[names[1], _QUESTIONS[0]]
 
 
 def test_what_no_model_can_answer_is_refused_by_itself(server: Running, models: list[Path]) -> None:
@@ -96,9 +97,10 @@ def test_what_no_model_can_answer_is_refused_by_itself(server: Running, models: 
 
 
 def test_a_name_for_several_models_is_refused(models: list[Path]) -> None:
-    done = run_here("serve", *map(str, models), "--name", "one", "--port", "0")
-    assert done.returncode == 2
-    assert "for one model, and several are served" in done.stderr
+    for option, value in (("--name", "one"), ("--alias", "one"), ("--alias", "one=nosuch")):
+        done = run_here("serve", *map(str, models), option, value, "--port", "0")
+        assert done.returncode == 2
+        assert "several are served" in done.stderr
 
 
 def test_a_model_that_cannot_be_loaded_is_an_error_for_its_requests(

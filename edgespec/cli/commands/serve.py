@@ -78,7 +78,7 @@ def serve(
     mmproj: Annotated[str | None, config_option("mmproj", panel=_PANEL)] = None,
     alias: Annotated[
         list[str] | None,
-        option(_PANEL, "--alias", "Another name for the model, or a pattern; repeatable.", metavar="NAME"),
+        option(_PANEL, "--alias", "Another name, or a pattern; NAME=MODEL for one of several; repeatable.", metavar="NAME"),
     ] = None,
     keep_alive: Annotated[
         str,
@@ -203,13 +203,12 @@ def serve(
             stack.callback(app.close)
             _say_what_is_served(handler, address, terminal)
         else:
-            if name or alias or mmproj:
+            if name or mmproj:
                 raise UsageError(
-                    "--name, --alias and --mmproj are for one model, and several are served.",
-                    "Leave them out.",
+                    "--name and --mmproj are for one model, and several are served.", "Leave them out."
                 )
             responses = ResponseStore()
-            models = options.offered(loading, found or find_models([DEFAULT]), responses)
+            models = options.offered(loading, found or find_models([DEFAULT]), responses, alias or ())
             app = ModelRouter(
                 models,
                 limits,
