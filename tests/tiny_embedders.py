@@ -61,6 +61,9 @@ def write_bert(path: Path, pooling: gguf.PoolingType | None = gguf.PoolingType.M
         add_matrix(f"blk.{layer}.ffn_down", WIDTH, HIDDEN)
         add_norm(f"blk.{layer}.attn_output_norm")
         add_norm(f"blk.{layer}.layer_output_norm")
+    if pooling == gguf.PoolingType.RANK:
+        add_matrix("cls", WIDTH, WIDTH)
+        add_matrix("cls.output", 1, WIDTH)
     finish(writer)
     return path
 
@@ -76,7 +79,7 @@ def write_decoder(path: Path, vocabulary_of: Path) -> Path:
 
 
 def plain_embedding(path: Path, tokens: list[int]) -> NDArray[np.float32]:
-    """The embedding by llama.cpp alone, of one sequence, not normalized."""
+    """The embedding by llama.cpp alone, of one sequence, not normalized; or the scores of a reranker."""
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = 512
@@ -89,7 +92,8 @@ def plain_embedding(path: Path, tokens: list[int]) -> NDArray[np.float32]:
         batch.n_seq_id[row], batch.seq_id[row][0] = 1, 0
     try:
         assert llama_cpp.llama_decode(context, batch) == 0
-        width = llama_cpp.llama_model_n_embd_out(model)
+        ranks = llama_cpp.llama_pooling_type(context) == llama_cpp.LLAMA_POOLING_TYPE_RANK
+        width = (llama_cpp.llama_model_n_cls_out if ranks else llama_cpp.llama_model_n_embd_out)(model)
         return np.array(llama_cpp.llama_get_embeddings_seq(context, 0)[:width], dtype=np.float32)
     finally:
         llama_cpp.llama_batch_free(batch)

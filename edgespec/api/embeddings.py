@@ -1,15 +1,16 @@
-"""Requests for embeddings, and `/v1/embeddings` of the OpenAI API."""
+"""Requests for embeddings and rankings: `/v1/embeddings` of the OpenAI API, and `/v1/rerank`."""
 
 from __future__ import annotations
 
 import base64
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from edgespec.api.completion_request import Texts, inputs_of, model_name
@@ -17,7 +18,11 @@ from edgespec.api.endpoint import Event
 from edgespec.api.fields import Fields, read_fields
 from edgespec.api.refusals import Refusal
 from edgespec.api.warnings import Warnings, wrong
+from edgespec.engine.embedder import relevance
 from edgespec.errors import UsageError
+
+if TYPE_CHECKING:
+    from edgespec.engine.embedder import Embedder
 
 _MAX_INPUTS = 2048
 
@@ -42,6 +47,26 @@ class EmbeddingRequest:
             raise UsageError(
                 f"There are {len(self.inputs):,} inputs.", f"At most {_MAX_INPUTS:,} are allowed."
             )
+
+    def sequences(self, embedder: Embedder) -> list[list[int]]:
+        """The tokens of its inputs; raises as `Embedder.embed`."""
+        return [embedder.tokens(one, truncate=self.truncate) for one in self.inputs]
+
+
+@dataclass(frozen=True)
+class RankingRequest(EmbeddingRequest):
+    """A request to rank texts, its inputs behind the first, which is the query."""
+
+    most: int | None = None  # how many are wanted, the best first; None for all
+    with_texts: bool = False  # the answer repeats them
+
+    @property
+    def documents(self) -> list[str]:
+        """The texts."""
+        return [str(text) for text in self.inputs[1:]]
+
+    def sequences(self, embedder: Embedder) -> list[list[int]]:
+        return embedder.ranked_tokens(str(self.inputs[0]), self.documents)
 
 
 @dataclass(frozen=True)
@@ -114,6 +139,60 @@ class OpenAIEmbeddings(EmbeddingEndpoint):
                 for index, vector in enumerate(found.vectors)
             ],
             "model": found.model,
+            "usage": {"prompt_tokens": found.tokens, "total_tokens": found.tokens},
+            **({"warnings": list(request.warnings)} if request.warnings else {}),
+        }
+
+
+class RankedDocument(Struct):
+    """A document in a field of its own, as some clients send it."""
+
+    text: str
+
+
+class RerankBody(Fields):
+    """The body of `/v1/rerank`, with the names of Jina, Cohere, vLLM and llama.cpp's server."""
+
+    query: Annotated[str, Meta(min_length=1)]
+    documents: list[str | RankedDocument] = []
+    texts: list[str] = []
+    model: str | None = None
+    top_n: Annotated[int, Meta(ge=1)] | None = None
+    return_documents: bool = False
+    return_text: bool = False
+
+
+class Rerank(EmbeddingEndpoint):
+    """`/v1/rerank`: documents by how well they fit a query."""
+
+    def read(self, body: object, names: Collection[str], width: int) -> EmbeddingRequest:
+        warnings = Warnings()
+        fields = read_fields(body, RerankBody, warnings)
+        documents = [one if isinstance(one, str) else one.text for one in (*fields.documents, *fields.texts)]
+        if not documents or not all(documents):
+            raise UsageError("documents must be a non-empty list of non-empty strings.")
+        return RankingRequest(
+            (fields.query, *documents),
+            model_name(fields.model, names, warnings),
+            normalize=False,
+            warnings=warnings.sentences,
+            most=fields.top_n,
+            with_texts=fields.return_documents or fields.return_text,
+        )
+
+    def response(self, request: EmbeddingRequest, found: Embedded) -> Event:
+        assert isinstance(request, RankingRequest)
+        scores = relevance(found.vectors, len(request.documents))
+
+        def ranked(index: int) -> dict[str, Any]:
+            result = {"index": index, "relevance_score": float(scores[index])}
+            return result | ({"document": {"text": request.documents[index]}} if request.with_texts else {})
+
+        return {
+            "id": f"rerank-{uuid.uuid4().hex}",
+            "object": "list",
+            "model": found.model,
+            "results": [ranked(int(index)) for index in np.argsort(-scores, kind="stable")[: request.most]],
             "usage": {"prompt_tokens": found.tokens, "total_tokens": found.tokens},
             **({"warnings": list(request.warnings)} if request.warnings else {}),
         }

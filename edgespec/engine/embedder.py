@@ -1,7 +1,8 @@
-"""The embedder: an embedding model, and one vector for each text."""
+"""The embedder: an embedding model and one vector for each text, or a reranker and one score."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -32,6 +33,7 @@ class Embedder:
         model: the loaded model.
         context: maximum tokens of an input.
         width: elements of an embedding.
+        ranks: whether the model is a reranker, which makes no embeddings.
         description: the model and its pooling, in words.
         warnings, notes: what people should know, in sentences.
     """
@@ -43,6 +45,7 @@ class Embedder:
         abort: AbortFlag,
         *,
         context: int,
+        ranks: bool = False,
         description: str,
         warnings: Sequence[str] = (),
         notes: Sequence[str] = (),
@@ -50,6 +53,7 @@ class Embedder:
         self.model = model
         self.context = context
         self.width = computing.width
+        self.ranks = ranks
         self.description = description
         self.warnings, self.notes = list(warnings), list(notes)
         self._computing = computing
@@ -90,8 +94,39 @@ class Embedder:
         vectors = self.embed_tokens([self.tokens(one, truncate=truncate) for one in inputs])
         return normalized(vectors[:, :dimensions]) if normalize or dimensions else vectors
 
+    def rank(self, query: str, documents: Sequence[str]) -> FloatArray:
+        """(documents,) How well each document fits a query; more is better.
+
+        Returns:
+            A reranker's scores, or the cosines between embeddings.
+
+        Raises:
+            UsageError, ContextLengthError, BackendError: as `embed`.
+        """
+        self._access.check()
+        return relevance(self.embed_tokens(self.ranked_tokens(query, documents)), len(documents))
+
+    def ranked_tokens(self, query: str, documents: Sequence[str]) -> list[list[int]]:
+        """The sequences of which `relevance` gets the vectors: pairs for a reranker; raises as `embed`."""
+        if self.ranks:
+            return [self._pair(query, document) for document in documents]
+        return [self.tokens(text) for text in (query, *documents)]
+
+    def _pair(self, query: str, document: str) -> list[int]:
+        vocabulary, template = self.model.vocabulary, self.model.ranking_template
+        vocabulary.refuse_longer(query + document, self.context)
+        if template is not None:
+            given = {"{query}": query, "{document}": document}
+            text = re.sub(r"\{query\}|\{document\}", lambda place: given[place[0]], template)
+            return self._within(vocabulary.tokenize(text, control=True))
+        first, second = (vocabulary.tokenize(text, control=True, bos=True) for text in (query, document))
+        first += self._ending(first) and [vocabulary.separator] * vocabulary.separates
+        return self._within(first + second[vocabulary.adds_bos :])
+
     def tokens(self, text: Input, *, truncate: bool = False) -> list[int]:
         """The tokens of an input; raises as `embed`."""
+        if self.ranks:
+            raise UsageError(f"{self.model.path.name} is a reranker and makes no embeddings.", "Use /v1/rerank.")
         vocabulary = self.model.vocabulary
         if isinstance(text, str):
             if truncate:
@@ -109,14 +144,18 @@ class Embedder:
                     )
         if not tokens:
             raise UsageError("An input is empty.")
-        if len(tokens) <= self.context:
-            return tokens
-        if not truncate:
+        if len(tokens) > self.context and truncate:
+            return tokens[: self.context - len(ending)] + ending
+        return self._within(tokens)
+
+    def _within(self, tokens: list[int]) -> list[int]:
+        """The tokens, unless there are too many."""
+        if len(tokens) > self.context:
             raise ContextLengthError(
                 f"An input has {len(tokens)} tokens, and the maximum is {self.context}.",
                 f"Shorten it, or raise {named('context')} if the model was trained for more.",
             )
-        return tokens[: self.context - len(ending)] + ending
+        return tokens
 
     def _ending(self, tokens: list[int]) -> list[int]:
         """The tokens that the model puts behind every text."""
@@ -187,6 +226,15 @@ class Embedder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def relevance(vectors: FloatArray, n_documents: int) -> FloatArray:
+    """(n_documents,) How well documents fit a query, from the vectors of `Embedder.ranked_tokens`."""
+    if len(vectors) == n_documents:  # of pairs
+        return vectors[:, 0]
+    unit = normalized(vectors)
+    cosines: FloatArray = unit[1:] @ unit[0]
+    return cosines
 
 
 def normalized(vectors: FloatArray) -> FloatArray:

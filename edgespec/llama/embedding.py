@@ -1,4 +1,4 @@
-"""Contexts that compute embeddings: one vector for each sequence of a batch."""
+"""Contexts that compute embeddings, or scores: one vector for each sequence of a batch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class EmbeddingContext(Context):
             abort=abort,
             embeds=True,
         )
-        self.width = model.output_width
+        ranks = llama_cpp.llama_pooling_type(self.handle) == llama_cpp.LLAMA_POOLING_TYPE_RANK
+        self.width = model.n_scores if ranks else model.output_width
 
     def embed(self, sequences: Sequence[Sequence[int]]) -> FloatArray:
         """(sequences, width) Their embeddings, as the model pools them.

@@ -94,6 +94,7 @@ def open_embedder(config: Config, on_progress: Progress | None = None) -> Embedd
             computing,
             state.abort,
             context=plan.context,
+            ranks=shape.ranks,
             description=f"{path.name}, pooling {shape.pooling}",
             warnings=state.warnings,
             notes=state.notes,

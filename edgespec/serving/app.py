@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.api import protocol
 from edgespec.api.completion_request import is_pattern, names_model
-from edgespec.api.embeddings import EmbeddingEndpoint, OpenAIEmbeddings
+from edgespec.api.embeddings import EmbeddingEndpoint, OpenAIEmbeddings, Rerank
 from edgespec.api.endpoint import DirectEndpoint, Endpoint, Event
 from edgespec.api.openai_endpoints import CompletionsEndpoint, ResponsesEndpoint
 from edgespec.api.refusals import Refusal, Unavailable, refusal_for
@@ -236,6 +236,8 @@ def _embedding_endpoints() -> dict[str, EmbeddingEndpoint]:
         "/v1/embeddings": OpenAIEmbeddings(),
         "/api/embed": OllamaEmbed(),
         "/api/embeddings": OllamaEmbeddings(),
+        "/v1/rerank": Rerank(),
+        "/v2/rerank": Rerank(),  # of Cohere's clients
     }
 
 
@@ -254,7 +256,7 @@ def _answering(handler: CompletionHandler | EmbeddingHandler, responses: Respons
     prompts, inputs = _endpoints(model, responses), _embedding_endpoints()
     if isinstance(handler, EmbeddingHandler):
         embeds = [_route(path, handler, endpoint) for path, endpoint in inputs.items()]
-        text = f"{model} is an embedding model: it makes embeddings and writes no text."
+        text = f"{model} is an embedding model or a reranker, and writes no text."
         refuse = _Refuse(Refusal(404, f"{text} Use {' or '.join(inputs)}.", "embedding_model"))
         return embeds + [Route(path, refuse, methods=ANY_METHOD) for path in prompts]
     answers = [_route(path, handler, endpoint) for path, endpoint in prompts.items()]

@@ -143,5 +143,5 @@ class EmbeddingHandler(RequestHandler[EmbeddingWorker, EmbeddingEndpoint]):
             content = received.decoded(limits.body)
             body = parse(content, values=limits.values + embedder.context, depth=limits.depth)
             request = endpoint.read(body, self.names, embedder.width)
-            sequences = [embedder.tokens(one, truncate=request.truncate) for one in request.inputs]
+            sequences = request.sequences(embedder)
         return _Prepared(request, sequences, served)

@@ -23,7 +23,7 @@ from tests.tiny_embedders import CLS, CONTEXT, SEP, WIDTH, A, plain_embedding, w
 from tests.waiting import PATIENCE_S, wait_until
 
 TEXTS = ["abc def", "x", "the one and the other", "a " * 20]
-PATHS = ("/v1/embeddings", "/api/embed", "/api/embeddings")
+PATHS = ("/v1/embeddings", "/api/embed", "/api/embeddings", "/v1/rerank")
 
 
 @pytest.fixture(scope="module")
@@ -294,14 +294,53 @@ def test_plan_and_show_describe_an_embedding_model(bert: Path, capsys: pytest.Ca
     assert "pooling mean; the model writes no text" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("pooling", "reason"), [(None, "states no pooling"), (gguf.PoolingType.RANK, "is a reranker")]
-)
-def test_encoders_without_embeddings_are_refused(
-    pooling: gguf.PoolingType | None, reason: str, tmp_path: Path
-) -> None:
-    path = write_bert(tmp_path / "other.gguf", pooling)
-    with pytest.raises(UsageError, match=reason):
+def test_encoders_without_embeddings_are_refused(tmp_path: Path) -> None:
+    path = write_bert(tmp_path / "other.gguf", None)
+    with pytest.raises(UsageError, match="states no pooling"):
         edgespec.load(path)
     with pytest.raises(UsageError, match="makes no embeddings"):
         edgespec.load_embedder(path)
+
+
+def test_an_embedding_model_ranks_by_cosines(server: Running, embedder: Embedder) -> None:
+    query, *documents = TEXTS
+    body = {"query": query, "documents": [documents[0], {"text": documents[1]}, documents[2]]}
+    status, answer = server.post("/v1/rerank", {**body, "model": "text-1", "top_n": 2, "return_documents": True})
+    assert status == 200, answer
+    vectors = embedder.embed(TEXTS)
+    cosines = vectors[1:] @ vectors[0]
+    best = np.argsort(-cosines)[:2].tolist()
+    assert [one["index"] for one in answer["results"]] == best
+    same([one["relevance_score"] for one in answer["results"]], cosines[best])
+    assert [one["document"]["text"] for one in answer["results"]] == [documents[index] for index in best]
+    assert answer["usage"]["total_tokens"] == sum(len(embedder.tokens(text)) for text in TEXTS)
+    assert server.post("/rerank", {"query": query, "texts": documents})[0] == 200
+    assert len(server.post("/v2/rerank", body)[1]["results"]) == 3
+    for wrong in ({"query": query}, {"query": "", "documents": ["a"]}, {"query": "a", "documents": [""]}):
+        assert server.post("/v1/rerank", wrong)[0] == 400
+
+
+def test_a_reranker_scores_as_llama_cpp_does(tmp_path: Path) -> None:
+    path = write_bert(tmp_path / "reranker.gguf", gguf.PoolingType.RANK)
+    with pytest.raises(UsageError, match="is a reranker"):
+        edgespec.load(path)
+    query, *documents = TEXTS
+    with edgespec.load_embedder(path, threads=1) as reranker:
+        tokens = reranker.ranked_tokens(query, documents)
+        assert reranker.ranked_tokens("a", ["a"]) == [[CLS, A, SEP, A, SEP]]
+        expected = [plain_embedding(path, pair)[0] for pair in tokens]
+        assert len(set(expected)) == len(expected)
+        same(reranker.rank(query, documents), expected)
+        same(reranker.rank(query, documents[::-1]), expected[::-1])
+        with pytest.raises(UsageError, match="makes no embeddings"):
+            reranker.embed(["a"])
+        with pytest.raises(ContextLengthError):
+            reranker.rank("a " * CONTEXT, ["a"])
+    with serving_embeddings(lambda: edgespec.load_embedder(path, threads=1)) as server:
+        status, answer = server.post("/v1/rerank", {"query": query, "documents": documents})
+        assert status == 200, answer
+        found = {one["index"]: one["relevance_score"] for one in answer["results"]}
+        same([found[index] for index in range(len(documents))], expected)
+        status, answer = server.post("/v1/embeddings", {"input": "a"})
+        assert status == 400
+        assert "Use /v1/rerank" in answer["error"]["message"]

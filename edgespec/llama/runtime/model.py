@@ -294,6 +294,11 @@ class Model:
         return int(llama_cpp.llama_model_n_embd_out(self.handle))
 
     @property
+    def n_scores(self) -> int:
+        """Scores that a reranker gives to a text; the first one counts."""
+        return int(llama_cpp.llama_model_n_cls_out(self.handle))
+
+    @property
     def has_position_parts(self) -> bool:
         """True if a position has four parts, of which texts use the first three (M-RoPE)."""
         return llama_cpp.llama_model_rope_type(self.handle) in _ROPES_OF_PARTS
@@ -307,6 +312,11 @@ class Model:
     def tools_template(self) -> str | None:
         """The Jinja chat template for conversations with tools, where the file has one of its own."""
         return self._chat_template(b"tool_use")
+
+    @property
+    def ranking_template(self) -> str | None:
+        """The text with places for {query} and {document} that a reranker reads, where the file has one."""
+        return self._chat_template(b"rerank")
 
     def _chat_template(self, name: bytes | None) -> str | None:
         template = llama_cpp.llama_model_chat_template(self.handle, name)

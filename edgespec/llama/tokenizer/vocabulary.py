@@ -123,6 +123,7 @@ def _split_point(text: str, start: int, end: int, joined: Container[str]) -> int
 
 
 _BYTE_PAIR = 2  # llama_vocab_type: the only one that splits texts by regular expressions
+_WORD_PIECE = 3
 _COVERING = (1, 2, 5)  # kinds whose tokens cover every byte of a text: SentencePiece, byte-pair, RWKV
 _FOUND_FIRST = (
     1 | 8 | 16
@@ -176,6 +177,17 @@ class Vocabulary:
     def adds_bos(self) -> bool:
         """True if texts begin with the begin-of-text token."""
         return bool(llama_cpp.llama_vocab_get_add_bos(self._handle))
+
+    @property
+    def separates(self) -> bool:
+        """True if a token stands between the end of a text and the beginning of a second one."""
+        adds = bool(llama_cpp.llama_vocab_get_add_sep(self._handle))
+        return adds and self.kind != _WORD_PIECE  # in which the same token ends texts
+
+    @property
+    def separator(self) -> int:
+        """The token between two texts; -1 if there is none."""
+        return int(llama_cpp.llama_vocab_sep(self._handle))
 
     @property
     def bos(self) -> int:

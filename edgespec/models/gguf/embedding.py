@@ -1,4 +1,4 @@
-"""Embedding models: which files make them, and how the states of a sequence become one vector."""
+"""Embedding models and rerankers: their files, and how the states of a sequence become one vector."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from edgespec.errors import UsageError
 from edgespec.models.gguf.types import GGUFHeader
 
 # llama.cpp's numbers of the kinds of pooling; 0 leaves every token its own vector.
-_POOLING = {1: "mean", 2: "cls", 3: "last"}
-_RANK = 4
+_POOLING = {1: "mean", 2: "cls", 3: "last", 4: "rank"}
 _EXAMPLE = "Qwen/Qwen3-Embedding-0.6B-GGUF"
 _ENCODERS = (
     *("bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "modern-bert"),
@@ -21,10 +20,16 @@ _ENCODERS = (
 class EmbeddingShape:
     """The properties of an embedding model."""
 
-    pooling: str  # "mean" of all tokens' states, that of the first one ("cls"), or that of the "last" one
+    # "mean" of all tokens' states, that of the first one ("cls") or the "last" one, or a score ("rank")
+    pooling: str
     causal: bool  # whether a token sees only those before it, so a sequence may be read in pieces
     context: int  # tokens of the longest sequence; 0 if the file does not say
     width: int  # elements of a token's state; 0 if the file does not say
+
+    @property
+    def ranks(self) -> bool:
+        """True if the model is a reranker: it scores a document for a query."""
+        return self.pooling == "rank"
 
     @property
     def in_pieces(self) -> bool:
@@ -72,16 +77,10 @@ def require_generation(header: GGUFHeader) -> None:
         UsageError: it is an embedding model, an encoder, or a reranker.
     """
     name, architecture = header.path.name, header.architecture
-    if embedding_shape(header) is not None:
-        raise UsageError(
-            f"{name} is an embedding model: it makes embeddings and writes no text.",
-            f"Serve its embeddings: edgespec serve {header.path}",
-        )
-    if header.metadata.get(f"{architecture}.pooling_type") == _RANK:
-        raise UsageError(
-            f"{name} is a reranker: it scores texts, and neither writes text nor makes embeddings.",
-            "Name another model.",
-        )
+    shape = embedding_shape(header)
+    if shape is not None:
+        does = "a reranker: it scores documents" if shape.ranks else "an embedding model: it makes embeddings"
+        raise UsageError(f"{name} is {does} and writes no text.", f"Serve it: edgespec serve {header.path}")
     if architecture in _ENCODERS:
         raise UsageError(
             f"{name} is an encoder, which writes no text, and its file states no pooling, so it makes no "
