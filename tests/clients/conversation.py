@@ -26,6 +26,8 @@ class Turn:
         word: what the file holds.
         output: what the program printed.
         failure: why the program failed; empty if it did not.
+        asides: those without tools, such as for a title.
+        by_form: how the program has its answers enforced, if it does without tools.
     """
 
     requests: Sequence[dict[str, Any]]
@@ -33,16 +35,18 @@ class Turn:
     output: str
     failure: str
     asides: Sequence[dict[str, Any]] = ()
+    by_form: str = ""
 
     @property
     def called(self) -> str:
-        """The tool that was called; empty if none was."""
-        return next((name for request in self.requests for name in request["called"]), "")
+        """The tool that was called, or what stands for it; empty if none was."""
+        return self.by_form or next((name for request in self.requests for name in request["called"]), "")
 
     @property
     def result_came(self) -> bool:
         """True if the model was shown what the file holds, and the user was told."""
-        return any(self.word in request["results"] for request in self.requests) and self.word in self.output
+        shown = bool(self.by_form) or any(self.word in request["results"] for request in self.requests)
+        return shown and self.word in self.output
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,9 @@ def converse(
                 limit_s,
             )
             answers = [entry for entry in _read(records)[before:] if entry["kind"] == "answer"]
-            requests = [entry for entry in answers if entry["offered"]]
-            asides = [entry for entry in answers if not entry["offered"]]
-            told.append(Turn(requests, word, done.output, done.failure, asides))
+            requests = [entry for entry in answers if entry["offered"] or program.by_form]
+            asides = [entry for entry in answers if entry not in requests]
+            told.append(Turn(requests, word, done.output, done.failure, asides, program.by_form))
             if done.failure:
                 break
     entries = _read(records)

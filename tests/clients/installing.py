@@ -55,27 +55,32 @@ class NpmPackage:
     """A package of the npm registry.
 
     Attributes:
-        command: the one of its commands that is run.
+        command: the one of its commands that is run, or a script that uses it.
+        also: other packages that the script uses.
     """
 
     name: str
-    command: str
+    command: str | Path
+    also: Sequence[str] = ()
 
     def install(self, folder: Path) -> Installed:
         """Install it with npm."""
         binary = folder / "node_modules" / ".bin" / self.command
         about = folder / "node_modules" / self.name / "package.json"
-        if not binary.exists():
+        if isinstance(self.command, Path):  # Node looks for packages where the script is
+            binary = folder / self.command.name
+        if not about.exists():
             if shutil.which("npm") is None:
                 raise Failed("not installed: there is no npm")
             _clear(folder)
             (folder / "package.json").write_text('{"private": true}\n')
-            _install(
-                ["npm", "install", "--prefix", str(folder), "--no-fund", "--no-audit", self.name], folder
-            )
-            if not binary.exists():
-                shutil.rmtree(folder, ignore_errors=True)
-                raise Failed("not installed: the package has no such command")
+            npm = ["npm", "install", "--prefix", str(folder), "--no-fund", "--no-audit"]
+            _install([*npm, self.name, *self.also], folder)
+        if isinstance(self.command, Path):
+            shutil.copy(self.command, binary)
+        if not binary.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            raise Failed("not installed: the package has no such command")
         return Installed(binary, str(json.loads(about.read_text())["version"]))
 
 
@@ -86,11 +91,13 @@ class PythonPackage:
     Attributes:
         pythons: the versions of Python that it can be installed for, the best first.
         without: those of its requirements that are left out, because the task does not use them.
+        also: other packages that are used with it.
     """
 
     name: str
     pythons: Sequence[str]
     without: Sequence[str] = ()
+    also: Sequence[str] = ()
 
     def install(self, folder: Path) -> Installed:
         """Install it with pip: first the package, then those of its requirements that are used."""
@@ -109,7 +116,7 @@ class PythonPackage:
         version, requirements = json.loads(done.output)
         if not made:
             needed = folder / "requirements.txt"
-            needed.write_text("\n".join(used(requirements, self.without)) + "\n")
+            needed.write_text("\n".join([*used(requirements, self.without), *self.also]) + "\n")
             _install([*pip, "-r", str(needed)], folder, environment)
             (folder / _COMPLETE).touch()
         return Installed(python, str(version))

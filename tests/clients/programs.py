@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ _HOUR_MS = "3600000"
 Files = Mapping[str, str]
 
 _PAGE = Path(__file__).resolve().with_name("webui_page.py")
+_LIBRARIES = Path(__file__).resolve().with_name("libraries")
 # What brings torch along is needed for embeddings in its own process, and is not imported at the start.
-_WEBUI_PACKAGE = PythonPackage(
-    "open-webui", ("3.12", "3.11"), without=("sentence-transformers", "accelerate")
-)
+_PYTHONS = ("3.12", "3.11")
+_WEBUI_PACKAGE = PythonPackage("open-webui", _PYTHONS, without=("sentence-transformers", "accelerate"))
 _WEBUI = {
     "WEBUI_AUTH": "False",
     "WEBUI_SECRET_KEY": "known to everybody, since there is one user",
@@ -43,6 +43,7 @@ class Program:
         package: what it is installed from.
         api: the path that it sends its conversations to.
         arguments: those that ask a question; the second value says whether it continues the conversation.
+        by_form: how it has its answers enforced, if it does without tools.
         environment: variables for a server at an address.
         files: settings in its home folder for a server at an address, by their paths there.
     """
@@ -51,6 +52,7 @@ class Program:
     package: Package
     api: str
     arguments: Callable[[str, bool], list[str]]
+    by_form: str = ""
     environment: Callable[[str], Mapping[str, str]] = field(default=lambda _url: {})
     files: Callable[[str], Files] = field(default=lambda _url: {})
 
@@ -103,7 +105,7 @@ def _opencode_files(url: str) -> Files:
     return {".config/opencode/opencode.json": json.dumps(settings)}
 
 
-def _qwen_environment(url: str) -> Mapping[str, str]:
+def _openai_environment(url: str) -> Mapping[str, str]:
     return {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": MODEL}
 
 
@@ -132,10 +134,6 @@ models:
     return {".continue/config.yaml": text}
 
 
-def _webui(question: str, resumes: bool) -> list[str]:
-    return [str(_PAGE), *(["--continue"] if resumes else []), question]
-
-
 def _webui_environment(url: str) -> Mapping[str, str]:
     return {
         **_WEBUI,
@@ -158,9 +156,14 @@ def _webui_ollama_environment(url: str) -> Mapping[str, str]:
     }
 
 
-def _resuming(flag: str, *rest: str) -> Callable[[str, bool], list[str]]:
-    """Arguments of a program that continues its latest conversation with a flag."""
-    return lambda question, resumes: [*([flag] if resumes else []), *rest, question]
+def _resuming(flag: str, *rest: str, path: Sequence[str] = ()) -> Callable[[str, bool], list[str]]:
+    """Arguments of a program that continues its latest conversation with a flag, behind its path."""
+    return lambda question, resumes: [*path, *([flag] if resumes else []), *rest, question]
+
+
+def _python(script: Path) -> Callable[[str, bool], list[str]]:
+    """Arguments of Python that run a script."""
+    return _resuming("--continue", path=[str(script)])
 
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -188,7 +191,7 @@ PROGRAMS = {
         NpmPackage("@qwen-code/qwen-code", "qwen"),
         CHAT,
         _resuming("--continue", "--yolo", "--auth-type", "openai", "-p"),
-        environment=_qwen_environment,
+        environment=_openai_environment,
     ),
     "pi": Program(
         "pi",
@@ -205,8 +208,32 @@ PROGRAMS = {
         environment=lambda _url: {"CONTINUE_TELEMETRY_ENABLED": "0"},
         files=_continue_files,
     ),
-    "open-webui": Program("Open WebUI", _WEBUI_PACKAGE, CHAT, _webui, environment=_webui_environment),
+    "open-webui": Program(
+        "Open WebUI", _WEBUI_PACKAGE, CHAT, _python(_PAGE), environment=_webui_environment
+    ),
     "open-webui-ollama": Program(
-        "Open WebUI, Ollama API", _WEBUI_PACKAGE, OLLAMA, _webui, environment=_webui_ollama_environment
+        "Open WebUI, Ollama API", _WEBUI_PACKAGE, OLLAMA, _python(_PAGE), environment=_webui_ollama_environment
+    ),
+    "ai-sdk": Program(
+        "Vercel's AI SDK",
+        NpmPackage("ai", _LIBRARIES / "with_ai_sdk.mjs", also=["@ai-sdk/openai", "zod"]),
+        RESPONSES,
+        _resuming("--continue"),
+        environment=_openai_environment,
+    ),
+    "openai-agents": Program(
+        "openai-agents",
+        PythonPackage("openai-agents", _PYTHONS),
+        RESPONSES,
+        _python(_LIBRARIES / "with_openai_agents.py"),
+        environment=_openai_environment,
+    ),
+    "outlines": Program(
+        "outlines, vLLM mode",
+        PythonPackage("outlines", _PYTHONS, also=["openai"]),
+        CHAT,
+        _python(_LIBRARIES / "with_outlines.py"),
+        by_form="guided forms",
+        environment=_openai_environment,
     ),
 }
