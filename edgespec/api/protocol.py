@@ -253,21 +253,25 @@ def failure(message: str, kind: str, code: str | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-def models(names: Sequence[str], started: int, context: int, *, sees: bool = False) -> dict[str, Any]:
-    """The body of the list of models: one model, by all its names."""
-    data = [model(name, names[0], started, context, sees=sees) for name in names]
-    return {"object": "list", "data": data}
+def models(names: Sequence[str], started: int, **known: Any) -> dict[str, Any]:
+    """The body of the list of models: one model, by all its names; see `model`."""
+    return {"object": "list", "data": [model(name, names[0], started, **known) for name in names]}
 
 
-def model(name: str, root: str, started: int, context: int, *, sees: bool = False) -> dict[str, Any]:
+def model(
+    name: str, root: str, started: int, *, context: int = 0, sees: bool = False, writes: bool = True
+) -> dict[str, Any]:
     """The body about one model.
 
     Args:
         root: its own name, where the other one is an alias; so vLLM calls it.
         context: maximum tokens of a request, as OpenRouter, vLLM and llama.cpp name it; 0 if it is unknown.
-        sees: whether it takes images, which is said as OpenRouter says it.
+        sees, writes: whether it takes images, and writes text, which is said as OpenRouter says it.
     """
-    takes = {"input_modalities": ["text", *(["image"] if sees else [])], "output_modalities": ["text"]}
+    takes = {
+        "input_modalities": ["text", *(["image"] if sees else [])],
+        "output_modalities": ["text" if writes else "embeddings"],
+    }
     about: dict[str, Any] = {"id": name, "root": root, "object": "model", "created": started}
     about["owned_by"] = "edgespec"
     if context:

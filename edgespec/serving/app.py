@@ -116,18 +116,19 @@ class Application:
 
     async def _list_models(self, _http: HTTPRequest) -> Response:
         names = [name for name in self._names if not is_pattern(name)]
-        return JSONResponse(protocol.models(names, self._started, **self._loaded()))
+        return JSONResponse(protocol.models(names, self._started, **self.about()))
 
     async def _show_model(self, http: HTTPRequest) -> Response:
         name = http.path_params["model"]
         if not names_model(name, self._names):
             text = f"There is no model {name!r}; this server runs {self._names[0]!r}."
             return Refusal(404, text, "model_not_found").response()
-        return JSONResponse(protocol.model(name, self._names[0], self._started, **self._loaded()))
+        return JSONResponse(protocol.model(name, self._names[0], self._started, **self.about()))
 
-    def _loaded(self) -> dict[str, Any]:
-        """The context of the model, and whether it sees images."""
-        return {"context": self._worker.card.context, "sees": self._worker.card.sees}
+    def about(self) -> dict[str, Any]:
+        """The description of the model, for `protocol.model`."""
+        card = self._worker.card
+        return {"context": card.context, "sees": card.sees, "writes": card.writes}
 
     def _beside_answers(self) -> list[Route]:
         """The page, and the routes that describe how prompts are answered."""

@@ -189,9 +189,8 @@ class ModelRouter:
             return refusal.response()
 
     def _about(self, name: str, model: OfferedModel) -> dict[str, Any]:
-        card = model.app.handler.worker.card if model.app is not None else None
-        context, sees = (0, False) if card is None else (card.context, card.sees)
-        about = protocol.model(name, model.names[0], self._started, context, sees=sees)
+        known = model.app.about() if model.app is not None else {}
+        about = protocol.model(name, model.names[0], self._started, **known)
         return {**about, "loaded": model.is_loaded}
 
     async def _tags(self, _http: HTTPRequest) -> Response:
