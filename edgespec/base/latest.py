@@ -34,6 +34,11 @@ class LatestValues(Generic[V]):
             self._kept.move_to_end(key)
             return self._kept[key][0]
 
+    def values(self) -> list[V]:
+        """All values, those that were used last at the end."""
+        with self._lock:
+            return [value for value, _ in self._kept.values()]
+
     def put(self, key: Hashable, value: V, n_bytes: int) -> None:
         """Keep a value that takes so many bytes."""
         with self._lock:

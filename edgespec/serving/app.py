@@ -19,12 +19,14 @@ from edgespec.api import protocol
 from edgespec.api.completion_request import is_pattern, names_model
 from edgespec.api.embeddings import EmbeddingEndpoint, OpenAIEmbeddings, Rerank
 from edgespec.api.endpoint import DirectEndpoint, Endpoint, Event
+from edgespec.api.limits import Limits
 from edgespec.api.openai_endpoints import CompletionsEndpoint, ResponsesEndpoint
 from edgespec.api.refusals import Refusal, Unavailable, refusal_for
 from edgespec.api.response_store import ResponseStore
 from edgespec.api.tokenizing import detokenized, tokenized, tokenizer_info
 from edgespec.models.gguf.embedding import no_embeddings
 from edgespec.serving.anthropic.endpoints import MessagesEndpoint
+from edgespec.serving.batches import Batches
 from edgespec.serving.completion_handler import CompletionHandler
 from edgespec.serving.embeddings import EmbeddingHandler
 from edgespec.serving.kept import routes_to_kept
@@ -92,7 +94,7 @@ class Application:
             *(self._beside_answers() if isinstance(handler, CompletionHandler) else ()),
             Route("/metrics", self._metrics),
         ]
-        self._app = guarded(routes, api_key=api_key, hosts=hosts, cors=cors)
+        self._app = guarded(routes, handler.limits, api_key=api_key, hosts=hosts, cors=cors)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
@@ -192,9 +194,16 @@ def _served_path(path: str, in_v1: Collection[str]) -> str:
 
 
 def guarded(
-    routes: list[Route], *, api_key: str | None, hosts: list[str] | None, cors: str | None
+    routes: list[Route], limits: Limits, *, api_key: str | None, hosts: list[str] | None, cors: str | None
 ) -> ASGIApp:
-    """An application with these routes that answers those who may ask; see `Application`."""
+    """An application with these routes, and batches, that answers those who may ask; see `Application`."""
+
+    async def at_served_path(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope["path"] = _served_path(scope["path"], in_v1)
+        await app(scope, receive, send)
+
+    routes = [*routes, *Batches(at_served_path, ANSWERED["POST"], limits, failure_at).routes()]
     middleware = [Middleware(HostCheck, allowed=hosts)] if hosts else []
     middleware += origin_checks(cors)
     if api_key is not None:
@@ -204,12 +213,6 @@ def guarded(
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     # The names under /v1: clients whose base URL lacks it, or has it twice, are served too.
     in_v1 = {route.path.split("/")[2] for route in routes if route.path.startswith("/v1/")}
-
-    async def at_served_path(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            scope["path"] = _served_path(scope["path"], in_v1)
-        await app(scope, receive, send)
-
     return at_served_path
 
 

@@ -98,7 +98,7 @@ class ModelRouter:
             Route("/metrics", self._metrics),
             Route(PAGE, Page().answer),
         ]
-        self._app = guarded(routes, api_key=api_key, hosts=hosts, cors=cors)
+        self._app = guarded(routes, limits, api_key=api_key, hosts=hosts, cors=cors)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)

@@ -1,0 +1,406 @@
+"""Batches of the OpenAI and Anthropic APIs: requests that are answered a few at a time, and fetched later.
+
+Each goes through the application like one of a client that waits: to the same paths and models, within the
+same limits. Files and results are kept in memory until the server ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email
+import email.policy
+import json
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Scope
+
+from edgespec.api.limits import Limits
+from edgespec.api.refusals import RETRY_S, Refusal
+from edgespec.base.latest import LatestValues
+from edgespec.serving.request_bodies import BodyReceiver, parse
+
+_AT_ONCE = 4  # requests of a batch, so that others find places in the passes
+_MAX_REQUESTS = 100_000
+_MAX_BATCHES = 1024
+_MAX_FILE_BYTES = 256 << 20  # of all files together
+_DAY_S = 24 * 60 * 60
+_FILES, _BATCHES, _MESSAGES = "/v1/files", "/v1/batches", "/v1/messages/batches"
+_OWN_HEADERS = (b"content-length", b"content-type", b"content-encoding", b"transfer-encoding")
+
+Reply = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass
+class _Line:
+    """A request of a batch, and its answer."""
+
+    identifier: str
+    path: str
+    body: dict[str, Any] | None  # None once it was answered
+    status: int = 0  # 0 until it was answered
+    answer: Any = None
+
+
+@dataclass(eq=False)
+class _Batch:
+    """The requests of a batch."""
+
+    id: str
+    lines: Sequence[_Line]
+    asked: dict[str, Any] = field(default_factory=dict)  # fields of its request, which clients are shown
+    made_at: float = field(default_factory=time.time)
+    cancelled_at: float | None = None
+    ended_at: float | None = None
+    files: dict[str, str] = field(default_factory=dict)  # those of its results
+    task: asyncio.Task[None] | None = None
+
+    def count(self, *, answered: bool) -> int:
+        """Number of requests that have an answer, or an error instead."""
+        return sum(bool(line.status) and (line.status < 400) == answered for line in self.lines)
+
+
+class Batches:
+    """The batches of a server, and the files that they are made of.
+
+    Args:
+        app: answers each request.
+        paths: those that requests may be for.
+        failure: the body of an error at a path.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        paths: Collection[str],
+        limits: Limits,
+        failure: Callable[[str, Refusal], dict[str, Any]],
+    ) -> None:
+        self._app = app
+        self._failure = failure
+        self._paths = [path for path in paths if path.startswith("/v1/")]
+        self._limits = limits
+        self._bodies = BodyReceiver(limits)
+        self._files: LatestValues[tuple[dict[str, Any], bytes]] = LatestValues(_MAX_FILE_BYTES)
+        self._batches: dict[str, _Batch] = {}
+
+    def routes(self) -> list[Route]:
+        """The routes of both APIs."""
+        by_path: dict[str, dict[str, Reply]] = {
+            _FILES: {"POST": self._upload, "GET": self._list_files},
+            f"{_FILES}/{{id}}": {"GET": self._show_file, "DELETE": self._delete_file},
+            f"{_FILES}/{{id}}/content": {"GET": self._content},
+            _BATCHES: {"POST": self._begin_file, "GET": self._list},
+            f"{_BATCHES}/{{id}}": {"GET": self._show},
+            f"{_BATCHES}/{{id}}/cancel": {"POST": self._cancel},
+            _MESSAGES: {"POST": self._begin_messages, "GET": self._list},
+            f"{_MESSAGES}/{{id}}": {"GET": self._show, "DELETE": self._delete},
+            f"{_MESSAGES}/{{id}}/cancel": {"POST": self._cancel},
+            f"{_MESSAGES}/{{id}}/results": {"GET": self._results},
+        }
+        return [
+            Route(path, self._refusing(reply), methods=[method])
+            for path, replies in by_path.items()
+            for method, reply in replies.items()
+        ]
+
+    def _refusing(self, reply: Reply) -> Reply:
+        """A handler that answers with its refusals, too."""
+
+        async def handler(http: Request) -> Response:
+            try:
+                return await reply(http)
+            except Refusal as refusal:
+                return refusal.response(self._failure(http.url.path, refusal))
+
+        return handler
+
+    # Files
+
+    async def _upload(self, http: Request) -> Response:
+        content = await self._received(http)
+        kind = http.headers.get("content-type", "")
+        name, purpose, data = await asyncio.to_thread(_uploaded, content, kind)
+        return JSONResponse(self._keep_file(name, purpose, data))
+
+    def _keep_file(self, name: str, purpose: str, data: bytes) -> dict[str, Any]:
+        about = {
+            "id": f"file-{uuid.uuid4().hex}",
+            "object": "file",
+            "bytes": len(data),
+            "created_at": int(time.time()),
+            "filename": name,
+            "purpose": purpose,
+            "status": "processed",
+        }
+        self._files.put(about["id"], (about, data), len(data))
+        return about
+
+    async def _list_files(self, _http: Request) -> Response:
+        return JSONResponse(_listed([about for about, _ in self._files.values()]))
+
+    async def _show_file(self, http: Request) -> Response:
+        return JSONResponse(self._file(http.path_params["id"])[0])
+
+    async def _delete_file(self, http: Request) -> Response:
+        about, _ = self._file(http.path_params["id"])
+        self._files.remove(about["id"])
+        return JSONResponse({"id": about["id"], "object": "file", "deleted": True})
+
+    async def _content(self, http: Request) -> Response:
+        return Response(self._file(http.path_params["id"])[1], media_type="application/octet-stream")
+
+    def _file(self, identifier: object) -> tuple[dict[str, Any], bytes]:
+        found = self._files.get(identifier) if isinstance(identifier, str) else None
+        if found is None:
+            raise Refusal(404, f"There is no file {str(identifier)[:80]!r}.", "file_not_found")
+        return found
+
+    # Batches
+
+    async def _begin_file(self, http: Request) -> Response:
+        body = await self._json(http)
+        _, data = self._file(body.get("input_file_id"))
+        lines = await asyncio.to_thread(lambda: list(self._lines(data)))
+        asked = {name: body.get(name) for name in ("input_file_id", "endpoint", "metadata")}
+        return self._begin(http, _Batch(f"batch_{uuid.uuid4().hex}", lines, asked))
+
+    async def _begin_messages(self, http: Request) -> Response:
+        requests = (await self._json(http)).get("requests")
+        if not isinstance(requests, list) or not all(isinstance(one, dict) for one in requests):
+            raise Refusal(400, "requests must be a list of objects.")
+        lines = [
+            _line(one.get("custom_id"), "/v1/messages", one.get("params"), f"requests[{place}]")
+            for place, one in enumerate(requests)
+        ]
+        return self._begin(http, _Batch(f"msgbatch_{uuid.uuid4().hex}", lines))
+
+    def _begin(self, http: Request, batch: _Batch) -> Response:
+        if not 1 <= len(batch.lines) <= _MAX_REQUESTS:
+            text = f"The batch has {len(batch.lines):,} requests. It must have 1 to {_MAX_REQUESTS:,}."
+            raise Refusal(400, text)
+        if len({line.identifier for line in batch.lines}) < len(batch.lines):
+            raise Refusal(400, "Several requests of the batch have the same custom_id.")
+        if len(self._batches) == _MAX_BATCHES:  # the oldest that is done makes room
+            done = next((one.id for one in self._batches.values() if one.ended_at is not None), None)
+            if done is None:
+                raise Refusal(429, f"{_MAX_BATCHES:,} batches are being answered. Cancel one, or wait.")
+            del self._batches[done]
+        self._batches[batch.id] = batch
+        batch.task = asyncio.create_task(self._answer_all(batch, http.scope))
+        return self._told(batch, http)
+
+    async def _answer_all(self, batch: _Batch, scope: Scope) -> None:
+        left = iter(batch.lines)
+
+        async def answer_some() -> None:
+            for line in left:
+                while batch.cancelled_at is None and not line.status:
+                    status, answer, again = await _asked(self._app, scope, line)
+                    if again:
+                        await asyncio.sleep(RETRY_S)
+                    else:
+                        line.status, line.answer, line.body = status, answer, None
+
+        await asyncio.gather(*(answer_some() for _ in range(_AT_ONCE)))
+        if batch.id.startswith("batch_"):
+            for name, answered in (("output_file_id", True), ("error_file_id", False)):
+                if batch.count(answered=answered):
+                    content = b"".join(_results_of(batch, answered=answered))
+                    batch.files[name] = self._keep_file(f"{batch.id}.jsonl", "batch_output", content)["id"]
+        batch.ended_at = time.time()
+
+    async def _list(self, http: Request) -> Response:
+        of_messages = http.url.path.startswith(_MESSAGES)
+        batches = [one for one in self._batches.values() if one.id.startswith("msg") == of_messages]
+        return JSONResponse(_listed([_about(one, http) for one in reversed(batches)]))
+
+    async def _show(self, http: Request) -> Response:
+        return self._told(self._batch(http), http)
+
+    async def _cancel(self, http: Request) -> Response:
+        batch = self._batch(http)
+        if batch.ended_at is None and batch.cancelled_at is None:
+            batch.cancelled_at = time.time()
+        return self._told(batch, http)
+
+    async def _delete(self, http: Request) -> Response:
+        batch = self._batch(http)
+        if batch.ended_at is None:
+            raise Refusal(400, "The batch is being answered. Cancel it first.")
+        del self._batches[batch.id]
+        return JSONResponse({"id": batch.id, "type": "message_batch_deleted"})
+
+    async def _results(self, http: Request) -> Response:
+        batch = self._batch(http)
+        if batch.ended_at is None:
+            raise Refusal(404, "The batch has no results yet: it is being answered.")
+        lines = [json.dumps(_message_result(line)) + "\n" for line in batch.lines]
+        return Response("".join(lines), media_type="application/x-jsonl")
+
+    def _batch(self, http: Request) -> _Batch:
+        identifier = http.path_params["id"]
+        batch = self._batches.get(identifier)
+        if batch is None:
+            raise Refusal(404, f"There is no batch {identifier[:80]!r}.", "batch_not_found")
+        return batch
+
+    def _told(self, batch: _Batch, http: Request) -> Response:
+        return JSONResponse(_about(batch, http))
+
+    # Requests
+
+    async def _received(self, http: Request) -> bytes:
+        async with self._bodies.received(http) as body:
+            return bytes(await asyncio.to_thread(body.decoded, self._limits.body))
+
+    async def _json(self, http: Request) -> dict[str, Any]:
+        return await asyncio.to_thread(self._parsed, await self._received(http))
+
+    def _parsed(self, content: bytes, where: str = "The body") -> dict[str, Any]:
+        value = parse(content, values=self._limits.values, depth=self._limits.depth)
+        if not isinstance(value, dict):
+            raise Refusal(400, f"{where} is not a JSON object.")
+        return value
+
+    def _lines(self, data: bytes) -> Iterator[_Line]:
+        """The requests in a file."""
+        for number, content in enumerate(data.splitlines(), start=1):
+            if not content.strip():
+                continue
+            where = f"Line {number}"
+            try:
+                one = self._parsed(content, where)
+            except Refusal as refusal:
+                raise Refusal(400, refusal.message.replace("The body", where)) from None
+            if one.get("url") not in self._paths:
+                raise Refusal(400, f"{where}: url must be one of {', '.join(self._paths)}.")
+            yield _line(one.get("custom_id"), one["url"], one.get("body"), where)
+
+
+def _line(identifier: object, path: str, body: object, where: str) -> _Line:
+    if not isinstance(identifier, str) or not identifier:
+        raise Refusal(400, f"{where}: custom_id must be a non-empty string.")
+    if not isinstance(body, dict):
+        raise Refusal(400, f"{where}: the request of {identifier[:80]!r} is not an object.")
+    return _Line(identifier, path, {**body, "stream": False})
+
+
+async def _asked(app: ASGIApp, scope: Scope, line: _Line) -> tuple[int, Any, bool]:
+    """The status and the body of the answer to a request, and whether to ask again later.
+
+    Args:
+        scope: of the client's request, whose key and host count.
+    """
+    content, status, retries, answer = [json.dumps(line.body).encode()], 0, False, bytearray()
+
+    async def receive() -> Message:
+        if not content:
+            await asyncio.Future()  # this client does not disconnect
+        return {"type": "http.request", "body": content.pop(), "more_body": False}
+
+    async def send(message: Message) -> None:
+        nonlocal status, retries
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            retries = any(name.lower() == b"retry-after" for name, _ in message["headers"])
+        answer.extend(message.get("body", b""))
+
+    headers = [(name, value) for name, value in scope["headers"] if name not in _OWN_HEADERS]
+    asked = {"method": "POST", "path": line.path, "raw_path": line.path.encode(), "query_string": b""}
+    with suppress(Exception):  # of a bug, which the application has logged, and answered with a 500
+        await app({**scope, **asked, "headers": headers}, receive, send)
+    return status, json.loads(answer), retries
+
+
+def _uploaded(content: bytes, content_type: str) -> tuple[str, str, bytes]:
+    """The name, purpose and content of a file that was sent as a form."""
+    head = f"Content-Type: {content_type}\r\n\r\n".encode("latin-1", "replace")
+    form = email.message_from_bytes(head + content, policy=email.policy.HTTP)
+    found: dict[Any, Any] = {
+        part.get_param("name", header="content-disposition"): part for part in form.iter_parts()
+    }
+    if form.get_content_type() != "multipart/form-data" or "file" not in found:
+        raise Refusal(400, "Send the file as multipart/form-data, in the fields 'file' and 'purpose'.")
+    purpose = found["purpose"].get_payload(decode=True) if "purpose" in found else b"batch"
+    name, data = found["file"].get_filename("file"), found["file"].get_payload(decode=True)
+    return str(name), purpose.decode("utf-8", "replace"), data
+
+
+def _listed(data: list[dict[str, Any]]) -> dict[str, Any]:
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+    return {"object": "list", "data": data, "has_more": False, **ends}
+
+
+def _results_of(batch: _Batch, *, answered: bool) -> Iterator[bytes]:
+    """The lines of the file with the answers of a batch, or with its errors."""
+    for line in batch.lines:
+        if line.status and (line.status < 400) == answered:
+            response = {"status_code": line.status, "request_id": line.identifier, "body": line.answer}
+            identifier = f"batch_req_{uuid.uuid4().hex}"
+            told = {"id": identifier, "custom_id": line.identifier, "response": response, "error": None}
+            yield json.dumps(told).encode() + b"\n"
+
+
+def _message_result(line: _Line) -> dict[str, Any]:
+    result: dict[str, Any] = {"type": "canceled"}
+    if line.status:
+        failed = line.status >= 400
+        result = {"type": "errored", "error": line.answer} if failed else {"type": "succeeded"}
+        result |= {} if failed else {"message": line.answer}
+    return {"custom_id": line.identifier, "result": result}
+
+
+def _about(batch: _Batch, http: Request) -> dict[str, Any]:
+    """A batch in the form of its API."""
+    done, failed = batch.count(answered=True), batch.count(answered=False)
+    if batch.id.startswith("msg"):
+        rest = len(batch.lines) - done - failed
+        ended = batch.ended_at is not None
+        counts = {"processing": 0 if ended else rest, "canceled": rest if ended else 0, "expired": 0}
+        status = "ended" if ended else "canceling" if batch.cancelled_at else "in_progress"
+        url = f"{str(http.base_url).rstrip('/')}{_MESSAGES}/{batch.id}/results"
+        return {
+            "id": batch.id,
+            "type": "message_batch",
+            "processing_status": status,
+            "request_counts": {**counts, "succeeded": done, "errored": failed},
+            "created_at": _iso(batch.made_at),
+            "expires_at": _iso(batch.made_at + _DAY_S),
+            "ended_at": _iso(batch.ended_at),
+            "cancel_initiated_at": _iso(batch.cancelled_at),
+            "archived_at": None,
+            "results_url": url if ended else None,
+        }
+    was_cancelled = batch.cancelled_at is not None
+    status = "cancelling" if was_cancelled else "in_progress"
+    if batch.ended_at is not None:
+        status = "cancelled" if was_cancelled else "completed"
+    ended_at = None if batch.ended_at is None else int(batch.ended_at)
+    return {
+        "id": batch.id,
+        "object": "batch",
+        **batch.asked,
+        "errors": None,
+        "completion_window": "24h",
+        "status": status,
+        "output_file_id": batch.files.get("output_file_id"),
+        "error_file_id": batch.files.get("error_file_id"),
+        "created_at": int(batch.made_at),
+        "in_progress_at": int(batch.made_at),
+        "completed_at": None if was_cancelled else ended_at,
+        "cancelled_at": ended_at if was_cancelled else None,
+        "request_counts": {"total": len(batch.lines), "completed": done, "failed": failed},
+    }
+
+
+def _iso(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()

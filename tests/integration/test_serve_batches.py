@@ -1,0 +1,116 @@
+"""Batches of the OpenAI and Anthropic APIs, by their own clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from tests.serving import CHAT, TEXT, Running, load, serving
+from tests.waiting import wait_until
+
+MESSAGES = [{"role": "user", "content": "One two three"}]
+KEY = "known"
+
+
+@pytest.fixture(scope="module")
+def server(short_path: Path) -> Iterator[Running]:
+    with serving(lambda: load(short_path, 512), parallel=2, waiting=0, api_key=KEY, max_tokens=8) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    url = f"http://127.0.0.1:{server.port}/v1"
+    with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+def line(identifier: object, url: str = CHAT, **body: Any) -> str:
+    asked = {"custom_id": identifier, "method": "POST", "url": url, "body": body}
+    return json.dumps(asked) + "\n"
+
+
+def test_a_file_of_requests_is_answered_as_the_requests_are(client: openai.OpenAI) -> None:
+    lines = [line(str(seed), messages=MESSAGES, seed=seed, temperature=1) for seed in range(6)]
+    lines += ["\n", line("text \u2028 \u00e9", TEXT, prompt="One", stream=True), line("wrong", messages=[])]
+    file = client.files.create(file=("asked.jsonl", "".join(lines).encode()), purpose="batch")
+    assert (file.filename, client.files.content(file.id).text) == ("asked.jsonl", "".join(lines))
+    assert [one.id for one in client.files.list()] == [file.id]
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint=CHAT, completion_window="24h", metadata={"of": "mine"}
+    )
+    client.files.delete(file.id)
+
+    def ended() -> bool:
+        return client.batches.retrieve(batch.id).status == "completed"
+
+    wait_until(ended)
+    done = client.batches.retrieve(batch.id)
+    assert done.metadata == {"of": "mine"}
+    assert done.request_counts is not None
+    assert done.request_counts.model_dump() == {"total": 8, "completed": 7, "failed": 1}
+    assert done.output_file_id is not None
+    assert done.error_file_id is not None
+    found = [json.loads(one) for one in client.files.content(done.output_file_id).text.splitlines()]
+    assert [one["custom_id"] for one in found] == [*map(str, range(6)), "text \u2028 \u00e9"]
+    for seed in range(6):
+        settings: Any = {"messages": MESSAGES, "seed": seed, "temperature": 1}
+        direct = client.chat.completions.create(model="model", **settings)
+        body = found[seed]["response"]["body"]
+        assert body["choices"][0]["message"]["content"] == direct.choices[0].message.content
+    (wrong,) = client.files.content(done.error_file_id).text.splitlines()
+    assert json.loads(wrong)["response"]["status_code"] == 400
+    assert [one.id for one in client.batches.list()] == [batch.id]
+
+
+def test_what_is_wrong_with_a_batch_is_said_before_it_begins(client: openai.OpenAI) -> None:
+    def told(*lines: str) -> str:
+        file = client.files.create(file=("a.jsonl", "".join(lines).encode()), purpose="batch")
+        with pytest.raises(openai.BadRequestError) as failure:
+            client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        return str(failure.value)
+
+    assert "Line 2 is not valid JSON" in told(line("a"), "{\n")
+    assert "Line 1: url must be one of /v1/chat/completions, " in told(line("a", "/v1/batches"))
+    assert "Line 1: custom_id must be a non-empty string" in told(line(1))
+    assert "same custom_id" in told(line("a"), line("a"))
+    assert "The batch has 0 requests" in told("\n")
+    for ask in (client.files.retrieve, client.files.content, client.batches.retrieve, client.batches.cancel):
+        with pytest.raises(openai.NotFoundError, match="There is no (file|batch) 'nosuch'"):
+            ask("nosuch")
+    with pytest.raises(openai.BadRequestError, match="multipart/form-data"):
+        client.post("/files", body={"purpose": "batch"}, cast_to=object)
+
+
+def test_batches_of_messages(server: Running) -> None:
+    url = f"http://127.0.0.1:{server.port}"
+    with anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0) as client:
+        asked: Any = {"model": "model", "max_tokens": 8, "messages": MESSAGES}
+        requests: Any = [
+            {"custom_id": "right", "params": asked},
+            {"custom_id": "wrong", "params": {**asked, "messages": []}},
+        ]
+        begun = client.messages.batches.create(requests=requests)
+        wait_until(lambda: client.messages.batches.retrieve(begun.id).processing_status == "ended")
+        counts = client.messages.batches.retrieve(begun.id).request_counts
+        assert (counts.succeeded, counts.errored, counts.processing) == (1, 1, 0)
+        found: dict[str, Any] = {one.custom_id: one.result for one in client.messages.batches.results(begun.id)}
+        assert found["right"].message.content == client.messages.create(**asked).content
+        assert found["wrong"].error.error.type == "invalid_request_error"
+        many: Any = [{"custom_id": str(n), "params": {**asked, "max_tokens": 300}} for n in range(200)]
+        begun = client.messages.batches.create(requests=many)
+        client.messages.batches.cancel(begun.id)
+        wait_until(lambda: client.messages.batches.retrieve(begun.id).processing_status == "ended")
+        counts = client.messages.batches.retrieve(begun.id).request_counts
+        assert counts.canceled > 0
+        assert counts.canceled + counts.succeeded == 200
+        assert [one.id for one in client.messages.batches.list()][0] == begun.id
+        client.messages.batches.delete(begun.id)
+        with pytest.raises(anthropic.NotFoundError):
+            client.messages.batches.retrieve(begun.id)
