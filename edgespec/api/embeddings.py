@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -154,8 +154,8 @@ class RerankBody(Fields):
     """The body of `/v1/rerank`, with the names of Jina, Cohere, vLLM and llama.cpp's server."""
 
     query: Annotated[str, Meta(min_length=1)]
-    documents: list[str | RankedDocument] = []
-    texts: list[str] = []
+    documents: Sequence[str | RankedDocument] = ()
+    texts: Sequence[str] = ()
     model: str | None = None
     top_n: Annotated[int, Meta(ge=1)] | None = None
     return_documents: bool = False

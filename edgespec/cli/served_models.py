@@ -180,7 +180,8 @@ class ServingOptions:
                 )
             by_model[name].append(alias)
         models = [
-            self._offered(loading.with_(model=one.model), one, responses, *by_model[one.name]) for one in found
+            self._offered(loading.with_(model=one.model), one, responses, *by_model[one.name])
+            for one in found
         ]
         return LoadedModels(models, FreeMemory.read().budget(loading.memory.limit), self.queue)
 

@@ -126,7 +126,9 @@ class Embedder:
     def tokens(self, text: Input, *, truncate: bool = False) -> list[int]:
         """The tokens of an input; raises as `embed`."""
         if self.ranks:
-            raise UsageError(f"{self.model.path.name} is a reranker and makes no embeddings.", "Use /v1/rerank.")
+            raise UsageError(
+                f"{self.model.path.name} is a reranker and makes no embeddings.", "Use /v1/rerank."
+            )
         vocabulary = self.model.vocabulary
         if isinstance(text, str):
             if truncate:

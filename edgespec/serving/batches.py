@@ -24,11 +24,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Scope
 
 from edgespec.api.limits import Limits
-from edgespec.api.refusals import RETRY_S, Refusal
+from edgespec.api.refusals import Refusal
 from edgespec.base.latest import LatestValues
 from edgespec.serving.request_bodies import BodyReceiver, parse
 
 _AT_ONCE = 4  # requests of a batch, so that others find places in the passes
+_AGAIN_S = 0.5  # until a request that found no place in the queue is sent again
 _MAX_REQUESTS = 100_000
 _MAX_BATCHES = 1024
 _MAX_FILE_BYTES = 256 << 20  # of all files together
@@ -206,7 +207,7 @@ class Batches:
                 while batch.cancelled_at is None and not line.status:
                     status, answer, again = await _asked(self._app, scope, line)
                     if again:
-                        await asyncio.sleep(RETRY_S)
+                        await asyncio.sleep(_AGAIN_S)
                     else:
                         line.status, line.answer, line.body = status, answer, None
 

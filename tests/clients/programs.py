@@ -208,11 +208,13 @@ PROGRAMS = {
         environment=lambda _url: {"CONTINUE_TELEMETRY_ENABLED": "0"},
         files=_continue_files,
     ),
-    "open-webui": Program(
-        "Open WebUI", _WEBUI_PACKAGE, CHAT, _python(_PAGE), environment=_webui_environment
-    ),
+    "open-webui": Program("Open WebUI", _WEBUI_PACKAGE, CHAT, _python(_PAGE), environment=_webui_environment),
     "open-webui-ollama": Program(
-        "Open WebUI, Ollama API", _WEBUI_PACKAGE, OLLAMA, _python(_PAGE), environment=_webui_ollama_environment
+        "Open WebUI, Ollama API",
+        _WEBUI_PACKAGE,
+        OLLAMA,
+        _python(_PAGE),
+        environment=_webui_ollama_environment,
     ),
     "ai-sdk": Program(
         "Vercel's AI SDK",

@@ -305,7 +305,9 @@ def test_encoders_without_embeddings_are_refused(tmp_path: Path) -> None:
 def test_an_embedding_model_ranks_by_cosines(server: Running, embedder: Embedder) -> None:
     query, *documents = TEXTS
     body = {"query": query, "documents": [documents[0], {"text": documents[1]}, documents[2]]}
-    status, answer = server.post("/v1/rerank", {**body, "model": "text-1", "top_n": 2, "return_documents": True})
+    status, answer = server.post(
+        "/v1/rerank", {**body, "model": "text-1", "top_n": 2, "return_documents": True}
+    )
     assert status == 200, answer
     vectors = embedder.embed(TEXTS)
     cosines = vectors[1:] @ vectors[0]

@@ -78,7 +78,12 @@ def serve(
     mmproj: Annotated[str | None, config_option("mmproj", panel=_PANEL)] = None,
     alias: Annotated[
         list[str] | None,
-        option(_PANEL, "--alias", "Another name, or a pattern; NAME=MODEL for one of several; repeatable.", metavar="NAME"),
+        option(
+            _PANEL,
+            "--alias",
+            "Another name, or a pattern; NAME=MODEL for one of several; repeatable.",
+            metavar="NAME",
+        ),
     ] = None,
     keep_alive: Annotated[
         str,
