@@ -12,7 +12,7 @@ import email.policy
 import json
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,6 +33,7 @@ _AGAIN_S = 0.5  # until a request that found no place in the queue is sent again
 _MAX_REQUESTS = 100_000
 _MAX_BATCHES = 1024
 _MAX_FILE_BYTES = 256 << 20  # of all files together
+_MAX_BATCH_BYTES = 256 << 20  # of the requests and answers of all batches together
 _DAY_S = 24 * 60 * 60
 _FILES, _BATCHES, _MESSAGES = "/v1/files", "/v1/batches", "/v1/messages/batches"
 _OWN_HEADERS = (b"content-length", b"content-type", b"content-encoding", b"transfer-encoding")
@@ -46,9 +47,14 @@ class _Line:
 
     identifier: str
     path: str
-    body: dict[str, Any] | None  # None once it was answered
+    body: bytes  # empty once it was answered
     status: int = 0  # 0 until it was answered
-    answer: Any = None
+    answer: bytes = b""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that are kept of it."""
+        return len(self.body) + len(self.answer)
 
 
 @dataclass(eq=False)
@@ -63,6 +69,11 @@ class _Batch:
     ended_at: float | None = None
     files: dict[str, str] = field(default_factory=dict)  # those of its results
     task: asyncio.Task[None] | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that are kept of its requests and answers."""
+        return sum(line.n_bytes for line in self.lines)
 
     def count(self, *, answered: bool) -> int:
         """Number of requests that have an answer, or an error instead."""
@@ -190,14 +201,19 @@ class Batches:
             raise Refusal(400, text)
         if len({line.identifier for line in batch.lines}) < len(batch.lines):
             raise Refusal(400, "Several requests of the batch have the same custom_id.")
-        if len(self._batches) == _MAX_BATCHES:  # the oldest that is done makes room
-            done = next((one.id for one in self._batches.values() if one.ended_at is not None), None)
-            if done is None:
-                raise Refusal(429, f"{_MAX_BATCHES:,} batches are being answered. Cancel one, or wait.")
-            del self._batches[done]
+        self._make_room(batch.n_bytes)
         self._batches[batch.id] = batch
         batch.task = asyncio.create_task(self._answer_all(batch, http.scope))
         return self._told(batch, http)
+
+    def _make_room(self, n_bytes: int) -> None:
+        """Forget the oldest batches that are done until there is room for one of so many bytes."""
+        sizes = {one.id: one.n_bytes for one in self._batches.values()}
+        done = [one.id for one in self._batches.values() if one.ended_at is not None]
+        while len(sizes) >= _MAX_BATCHES or sum(sizes.values()) + n_bytes > _MAX_BATCH_BYTES:
+            if not done:
+                raise Refusal(429, "The batches that are being answered are too large. Cancel one, or wait.")
+            del sizes[done[0]], self._batches[done.pop(0)]
 
     async def _answer_all(self, batch: _Batch, scope: Scope) -> None:
         left = iter(batch.lines)
@@ -209,13 +225,13 @@ class Batches:
                     if again:
                         await asyncio.sleep(_AGAIN_S)
                     else:
-                        line.status, line.answer, line.body = status, answer, None
+                        line.status, line.answer, line.body = status, answer, b""
 
         await asyncio.gather(*(answer_some() for _ in range(_AT_ONCE)))
         if batch.id.startswith("batch_"):
             for name, answered in (("output_file_id", True), ("error_file_id", False)):
                 if batch.count(answered=answered):
-                    content = b"".join(_results_of(batch, answered=answered))
+                    content = await asyncio.to_thread(_results_of, batch, answered=answered)
                     batch.files[name] = self._keep_file(f"{batch.id}.jsonl", "batch_output", content)["id"]
         batch.ended_at = time.time()
 
@@ -244,8 +260,8 @@ class Batches:
         batch = self._batch(http)
         if batch.ended_at is None:
             raise Refusal(404, "The batch has no results yet: it is being answered.")
-        lines = [json.dumps(_message_result(line)) + "\n" for line in batch.lines]
-        return Response("".join(lines), media_type="application/x-jsonl")
+        content = await asyncio.to_thread(_message_results, batch)
+        return Response(content, media_type="application/x-jsonl")
 
     def _batch(self, http: Request) -> _Batch:
         identifier = http.path_params["id"]
@@ -292,16 +308,16 @@ def _line(identifier: object, path: str, body: object, where: str) -> _Line:
         raise Refusal(400, f"{where}: custom_id must be a non-empty string.")
     if not isinstance(body, dict):
         raise Refusal(400, f"{where}: the request of {identifier[:80]!r} is not an object.")
-    return _Line(identifier, path, {**body, "stream": False})
+    return _Line(identifier, path, json.dumps({**body, "stream": False}).encode())
 
 
-async def _asked(app: ASGIApp, scope: Scope, line: _Line) -> tuple[int, Any, bool]:
+async def _asked(app: ASGIApp, scope: Scope, line: _Line) -> tuple[int, bytes, bool]:
     """The status and the body of the answer to a request, and whether to ask again later.
 
     Args:
         scope: of the client's request, whose key and host count.
     """
-    content, status, retries, answer = [json.dumps(line.body).encode()], 0, False, bytearray()
+    content, status, retries, answer = [line.body], 0, False, bytearray()
 
     async def receive() -> Message:
         if not content:
@@ -319,7 +335,9 @@ async def _asked(app: ASGIApp, scope: Scope, line: _Line) -> tuple[int, Any, boo
     asked = {"method": "POST", "path": line.path, "raw_path": line.path.encode(), "query_string": b""}
     with suppress(Exception):  # of a bug, which the application has logged, and answered with a 500
         await app({**scope, **asked, "headers": headers}, receive, send)
-    return status, json.loads(answer), retries
+    if not status:
+        status, answer = 500, bytearray(b'{"error": {"message": "The request ended without an answer."}}')
+    return status, bytes(answer), retries
 
 
 def _uploaded(content: bytes, content_type: str) -> tuple[str, str, bytes]:
@@ -341,22 +359,34 @@ def _listed(data: list[dict[str, Any]]) -> dict[str, Any]:
     return {"object": "list", "data": data, "has_more": False, **ends}
 
 
-def _results_of(batch: _Batch, *, answered: bool) -> Iterator[bytes]:
-    """The lines of the file with the answers of a batch, or with its errors."""
+def _results_of(batch: _Batch, *, answered: bool) -> bytes:
+    """The content of the file with the answers of a batch, or with its errors."""
+    lines = []
     for line in batch.lines:
         if line.status and (line.status < 400) == answered:
-            response = {"status_code": line.status, "request_id": line.identifier, "body": line.answer}
+            body = json.loads(line.answer)
+            response = {"status_code": line.status, "request_id": line.identifier, "body": body}
             identifier = f"batch_req_{uuid.uuid4().hex}"
-            told = {"id": identifier, "custom_id": line.identifier, "response": response, "error": None}
-            yield json.dumps(told).encode() + b"\n"
+            lines.append(
+                {"id": identifier, "custom_id": line.identifier, "response": response, "error": None}
+            )
+    return _json_lines(lines)
+
+
+def _message_results(batch: _Batch) -> bytes:
+    """The results of a batch of Anthropic's API."""
+    return _json_lines(_message_result(line) for line in batch.lines)
+
+
+def _json_lines(values: Iterable[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(value).encode() + b"\n" for value in values)
 
 
 def _message_result(line: _Line) -> dict[str, Any]:
     result: dict[str, Any] = {"type": "canceled"}
     if line.status:
-        failed = line.status >= 400
-        result = {"type": "errored", "error": line.answer} if failed else {"type": "succeeded"}
-        result |= {} if failed else {"message": line.answer}
+        failed, answer = line.status >= 400, json.loads(line.answer)
+        result = {"type": "errored", "error": answer} if failed else {"type": "succeeded", "message": answer}
     return {"custom_id": line.identifier, "result": result}
 
 

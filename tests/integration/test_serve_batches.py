@@ -11,6 +11,7 @@ import anthropic
 import openai
 import pytest
 
+from edgespec.serving import batches
 from tests.serving import CHAT, TEXT, Running, load, serving
 from tests.waiting import wait_until
 
@@ -116,3 +117,22 @@ def test_batches_of_messages(server: Running) -> None:
         client.messages.batches.delete(begun.id)
         with pytest.raises(anthropic.NotFoundError):
             client.messages.batches.retrieve(begun.id)
+
+
+def test_batches_that_are_done_make_room_for_others(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "_MAX_BATCH_BYTES", 300)
+
+    def begun(size: int) -> str:
+        text = line("a", messages=[{"role": "user", "content": "x" * size}])
+        file = client.files.create(file=("a.jsonl", text.encode()), purpose="batch")
+        return client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h").id
+
+    first = begun(1)
+    wait_until(lambda: client.batches.retrieve(first).status == "completed")
+    begun(2)
+    with pytest.raises(openai.NotFoundError):
+        client.batches.retrieve(first)
+    with pytest.raises(openai.RateLimitError, match="too large"):
+        begun(300)
