@@ -303,7 +303,9 @@ def test_logits_of_a_block_are_kept_when_the_next_is_read(
     engine: Engine, blocks: list[tuple[list[int], BlockLogits]]
 ) -> None:
     engine.target.rewind(0)
+    engine.set_tree_budget(8)  # its drafts do not pay
     engine.generate(PROMPT, GREEDY.with_(max_tokens=8))
+    engine.set_tree_budget(None)
     token = np.zeros(1, dtype=np.int32)
     rows = [logits.after(0, token) for _, logits in blocks]
     assert len(rows) > 1
