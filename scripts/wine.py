@@ -5,7 +5,8 @@ packages: Python, and what EdgeSpec and its tests need in the versions of constr
 llama.cpp comes from dist, where `scripts/wheel --platform win_amd64` puts it. Delete the folder to begin
 anew.
 
-Needs Wine (on Debian and Ubuntu: apt-get install wine64). `scripts/test --wine` runs the tests.
+Needs Wine and MinGW-w64 (on Debian and Ubuntu: apt-get install wine64 g++-mingw-w64-x86-64-posix).
+`scripts/test --wine` runs the tests.
 """
 
 from __future__ import annotations
@@ -45,6 +46,13 @@ for part in double:
         content = bytes.fromhex(code[part])
         kernel.VirtualProtect(address, ctypes.c_size_t(len(content)), 0x40, ctypes.byref(ctypes.c_ulong()))
         ctypes.memmove(address, content, len(content))
+"""
+# Wine 8 lacks a library of one function, which programs in Rust load.
+RANDOM_SOURCE = """
+__declspec(dllimport) unsigned char __stdcall SystemFunction036(void *, unsigned long);
+__declspec(dllexport) int __stdcall ProcessPrng(unsigned char * data, unsigned long long size) {
+    return SystemFunction036(data, (unsigned long) size);
+}
 """
 DEBIAN_WINE = "/usr/lib/wine/wine64"
 
@@ -96,9 +104,23 @@ def set_up(wine: str) -> None:
     pins = read_pins(ROOT / "constraints.txt")
     install("--no-deps", *(f"{name}=={pins[name]}" for name in MODELS))
     (PACKAGES / "sitecustomize.py").write_text(COMPLEX_PARTS.lstrip(), "utf-8")
+    compile_random()
     if run(wine, "wineboot", "--init"):
         raise SetupError("Wine cannot make its folder.")
     mark.write_bytes(wanted)
+
+
+def compile_random() -> None:
+    source = FOLDER / "random.c"
+    source.write_text(RANDOM_SOURCE, "utf-8")
+    compilers = [shutil.which(f"x86_64-w64-mingw32-gcc{threads}") for threads in ("-posix", "")]
+    compiler = next(filter(None, compilers), None)
+    if compiler is None:
+        raise SetupError(
+            "There is no MinGW-w64 here.\nOn Debian and Ubuntu: apt-get install g++-mingw-w64-x86-64-posix"
+        )
+    command = [compiler, "-shared", "-nostdlib", "-Wl,--entry=0", str(source), "-ladvapi32"]
+    subprocess.run([*command, "-o", str(PYTHON / "bcryptprimitives.dll")], check=True)
 
 
 def unpack_python(downloads: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from edgespec.engine.sessions.file import Conversation, SessionFile
 pytestmark = pytest.mark.skipif(
     sys.platform in ("win32", "darwin"), reason="names of files are always text there"
 )
-NAME = os.fsdecode(b"caf\xe9.gguf")
+NAME = b"caf\xe9.gguf".decode(errors="surrogateescape")
 
 
 def test_a_benchs_document_about_one_can_be_read(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -50,6 +49,7 @@ def load(filler: SlotFiller, *wanted: Read) -> None:
 @contextmanager
 def little_address_space(left: int) -> Iterator[None]:
     """A process that the system gives no more than `left` bytes of further address space."""
+    resource = pytest.importorskip("resource")
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + left, hard))

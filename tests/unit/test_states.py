@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -214,6 +213,7 @@ def test_a_state_that_the_disk_refuses_is_read_again(tmp_path: Path) -> None:
 @contextmanager
 def largest_file(n_bytes: int) -> Iterator[None]:
     """A disk that refuses what a file has beyond so many bytes."""
+    resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
     try:
