@@ -214,17 +214,6 @@ _POLICIES: dict[str, Callable[[TableStore], TreePolicy]] = {
 }
 NAMES = tuple(_POLICIES)
 
-# One line each, with the paper.
-SUMMARIES = {
-    "calibrated": "best first by the chance that the target accepts, learned while running",
-    "specexec": "best first by the drafter's probability (Svirschevski et al. 2024)",
-    "sequoia": "the best tree for the measured acceptance of each rank (Chen et al. 2024)",
-    "opt-tree": "level by level while a level adds enough (Wang et al. 2024)",
-    "eagle2": "expand the best of each level, then rerank all (Li et al. 2024)",
-    "chain": "one path (Leviathan et al. 2023)",
-    "sequences": "four paths that part at the root (SpecInfer, Miao et al. 2024)",
-}
-
 
 def tree_policy(name: str = DEFAULT, store: TableStore | None = None) -> TreePolicy:
     """The policy of that name.

@@ -194,7 +194,6 @@ _AFTER_CLOSE: dict[str, Callable[[Model, Context], Any]] = {
     "eos": lambda model, _: model.vocabulary.eos,
     "n_bytes": lambda model, _: model.n_bytes,
     "n_parameters": lambda model, _: model.n_parameters,
-    "n_context_trained": lambda model, _: model.n_context_trained,
     "keeps_recurrent_state": lambda model, _: model.keeps_recurrent_state,
     "keeps_cells": lambda model, _: model.keeps_cells,
     "chat_template": lambda model, _: model.chat_template,

@@ -14,7 +14,7 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.growth import Children, ExpansionPolicy, Frontier, TreeLimits
 from edgespec.speculation.learning.tables import TableStore
 from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.policies import NAMES, SUMMARIES, RankAcceptance, tree_policy
+from edgespec.speculation.policies import NAMES, RankAcceptance, tree_policy
 from edgespec.speculation.ranking import CalibratedRanking, ProbabilityRanking
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.tree_search import grow
@@ -208,4 +208,3 @@ def test_an_unknown_policy_is_explained() -> None:
     with pytest.raises(UsageError, match=r"There is no tree policy 'best'\.") as error:
         tree_policy("best")
     assert error.value.hint == f"The policies are {', '.join(NAMES)}."
-    assert set(SUMMARIES) == set(NAMES)

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
 _DEFAULTS = GenerationConfig()
 _SAMPLING = ("recommended", "greedy")
-RECOMMENDABLE = (
-    *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty"),
-    *("xtc_probability", "xtc_threshold"),
-)
-"""Settings that `models.hub.recommended` may have a value for."""
 _MORE = "More samplers"
 _FLAGS = {"banned_strings": "ban_string", "dry_sequence_breakers": "dry_sequence_breaker"}
 _NOT_GIVEN = -1  # of --max-tokens and --seed, as in llama.cpp and ollama

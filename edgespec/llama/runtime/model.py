@@ -262,11 +262,6 @@ class Model:
         return int(llama_cpp.llama_model_n_params(self.handle))
 
     @property
-    def n_context_trained(self) -> int:
-        """Positions the model was trained for."""
-        return int(llama_cpp.llama_model_n_ctx_train(self.handle))
-
-    @property
     def keeps_recurrent_state(self) -> bool:
         """True if some layers keep a recurrent state instead of cells (recurrent and hybrid models)."""
         return bool(
