@@ -160,6 +160,8 @@ class Application:
         try:
             async with self.handler.bodies.received(http) as body:
                 asked = asked_model(body.decoded(self.handler.limits.body))
+            if not asked.name_of_model:
+                raise Refusal(400, "The request names no model.")
         except Refusal as refusal:
             return refusal.response(failure(refusal))
         if not names_model(asked.name_of_model, self._names):

@@ -211,6 +211,8 @@ class ModelRouter:
         try:
             async with self.received(http) as (_, asked):
                 name = asked.name_of_model
+                if not name:
+                    raise Refusal(400, "The request names no model.")
                 if self._puller is None or self._models.offers(name):
                     self._models.named(name)
                     steps = present()

@@ -172,7 +172,7 @@ def test_a_proxy_that_ends_tls_says_so(server: Running) -> None:
 
 @pytest.mark.parametrize(
     ("line", "status"),
-    [("POST /v2/messages", 404), ("GET /v1/files", 404), (f"GET {CHAT}", 405), ("POST /health", 405)],
+    [("POST /v2/messages", 404), ("GET /v1/threads", 404), (f"GET {CHAT}", 405), ("POST /health", 405)],
 )
 def test_what_is_not_served_names_what_is(server: Running, line: str, status: int) -> None:
     ((found, answer),) = exchange(server, head("Content-Length: 0", CLOSE, line=f"{line} HTTP/1.1"))
