@@ -5,8 +5,15 @@ from __future__ import annotations
 import signal
 import sys
 
-# Windows' exit codes of crashes.
-_WINDOWS = {0xC0000005: "access violation", 0xC000001D: "illegal instruction", 0xC00000FD: "stack overflow"}
+# Windows' exit codes of crashes; the first is that of C's abort.
+_WINDOWS = {
+    3: "abort",
+    0xC0000005: "access violation",
+    0xC000001D: "illegal instruction",
+    0xC0000094: "arithmetic fault",
+    0xC00000FD: "stack overflow",
+    0xC0000409: "abort",
+}
 _NAMES = {
     "SIGILL": "illegal instruction",
     "SIGSEGV": "segmentation fault",
