@@ -24,6 +24,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     """Do what `request` asks. Returns what went wrong; empty if nothing did."""
     try:
         import llama_cpp
+
+        from edgespec.kernels.ggml.functions import load_backends
     except (ImportError, OSError, RuntimeError) as error:
         return {"stage": "import", "reason": str(error)}
 
@@ -35,6 +37,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
             errors.append(text.decode("utf-8", "replace"))
 
     llama_cpp.llama_log_set(collect, None)
+    load_backends()
     partial = Path(request["partial"])
 
     if not (target := _load(llama_cpp, request["target"], vocab_only=True)):

@@ -263,6 +263,8 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}%s{% endfor %}{
 def test_a_hostile_template_ends_in_a_message_and_the_next_render_works(
     source: str, whats: list[str]
 ) -> None:
+    if sys.platform == "win32" and "10 ** 10" in source:
+        pytest.skip("memory is not limited there")
     # One template that is hostile until told otherwise, so that both renders use one worker.
     both = "{% if messages[0].content == 'be nice' %}nice{% else %}" + source + "{% endif %}"
     compiles = source != "{% if %}" and "9 ** (9" not in source

@@ -115,14 +115,11 @@ class ResultFile:
             kept = [key for key in kept if key not in known] + [key for key in known if key in places]
         if kept == present and not self._superseded:
             return
-        with (
-            writing_to(self._path),
-            self._path.open("rb") as old,
-            atomic_write(self._path, durable=False) as new,
-        ):
-            for key in kept:
-                old.seek(places[key])
-                new.write(old.readline())
+        with writing_to(self._path), atomic_write(self._path, durable=False) as new:
+            with self._path.open("rb") as old:  # Windows refuses to replace an open file
+                for key in kept:
+                    old.seek(places[key])
+                    new.write(old.readline())
             Path(new.name).chmod(stat.S_IMODE(self._path.stat().st_mode))
 
     def made_with(self, wanted: Key) -> Mapping[str, Any]:
