@@ -27,7 +27,7 @@ class Conversations:
         self._changing = threading.Lock()
 
     def create(self, items: Sequence[Event], metadata: Event) -> Event:
-        """Begin a conversation; returns what clients see of it."""
+        """Begin a conversation; returns its description for clients."""
         about = {
             "id": f"conv_{uuid.uuid4().hex}",
             "object": "conversation",
@@ -38,7 +38,7 @@ class Conversations:
         return about
 
     def about(self, identifier: str) -> Event:
-        """What clients see of a conversation."""
+        """The description of a conversation for clients."""
         about: Event = self._read(identifier)["about"]
         return about
 
@@ -52,7 +52,7 @@ class Conversations:
         return items
 
     def describe(self, identifier: str, metadata: Event) -> Event:
-        """Replace what a client noted about a conversation."""
+        """Replace the metadata of a conversation."""
 
         def described(held: Event) -> Event:
             return {**held, "about": {**held["about"], "metadata": metadata}}
@@ -71,7 +71,7 @@ class Conversations:
             self._write({**held, "items": [*held["items"], *items]})
 
     def remove_item(self, identifier: str, item: str) -> Event:
-        """Remove an item from a conversation; returns what clients see of that."""
+        """Remove an item from a conversation; returns the description of the rest."""
 
         def shortened(held: Event) -> Event:
             items = [one for one in held["items"] if one["id"] != item]

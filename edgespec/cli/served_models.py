@@ -70,7 +70,7 @@ def find_models(names: Sequence[str]) -> list[FoundModel]:
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """What all models of a server have in common."""
+    """Settings that all models of a server have in common."""
 
     sampling: SamplingOptions
     terminal: Terminal

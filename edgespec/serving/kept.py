@@ -32,7 +32,7 @@ Reply = Callable[[Request, Any], Any]
 
 
 class ConversationBody(Struct):
-    """What a client sends to begin a conversation, or to add to one."""
+    """The body of a request that begins a conversation, or adds to one."""
 
     items: Annotated[list[dict[str, Any]], Meta(max_length=_MAX_ITEMS)] | None = None
     metadata: dict[str, str] | None = None
