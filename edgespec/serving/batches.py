@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from email.message import EmailMessage
 from typing import Any
 
 from starlette.requests import Request
@@ -34,6 +35,8 @@ _MAX_REQUESTS = 100_000
 _MAX_BATCHES = 1024
 _MAX_FILE_BYTES = 256 << 20  # of all files together
 _MAX_BATCH_BYTES = 256 << 20  # of the requests and answers of all batches together
+_MAX_PARTS = 64  # of a form
+_MAX_HEAD = 4096  # bytes of the headers of a part
 _DAY_S = 24 * 60 * 60
 _FILES, _BATCHES, _MESSAGES = "/v1/files", "/v1/batches", "/v1/messages/batches"
 _OWN_HEADERS = (b"content-length", b"content-type", b"content-encoding", b"transfer-encoding")
@@ -342,16 +345,26 @@ async def _asked(app: ASGIApp, scope: Scope, line: _Line) -> tuple[int, bytes, b
 
 def _uploaded(content: bytes, content_type: str) -> tuple[str, str, bytes]:
     """The name, purpose and content of a file that was sent as a form."""
-    head = f"Content-Type: {content_type}\r\n\r\n".encode("latin-1", "replace")
-    form = email.message_from_bytes(head + content, policy=email.policy.HTTP)
-    found: dict[Any, Any] = {
-        part.get_param("name", header="content-disposition"): part for part in form.iter_parts()
-    }
-    if form.get_content_type() != "multipart/form-data" or "file" not in found:
+    form = _headers(f"Content-Type: {content_type}".encode("latin-1", "replace"))
+    boundary = form.get_boundary()
+    parts: dict[Any, tuple[EmailMessage, bytes]] = {}
+    if form.get_content_type() == "multipart/form-data" and boundary:
+        line = b"\r\n--" + boundary.encode("latin-1", "replace")
+        for part in (b"\r\n" + content).split(line, _MAX_PARTS)[1:]:
+            head, _, data = part.removeprefix(b"\r\n").partition(b"\r\n\r\n")
+            about = _headers(head[:_MAX_HEAD])
+            parts[about.get_param("name", header="content-disposition")] = about, data
+    if "file" not in parts:
         raise Refusal(400, "Send the file as multipart/form-data, in the fields 'file' and 'purpose'.")
-    purpose = found["purpose"].get_payload(decode=True) if "purpose" in found else b"batch"
-    name, data = found["file"].get_filename("file"), found["file"].get_payload(decode=True)
-    return str(name), purpose.decode("utf-8", "replace"), data
+    about, data = parts["file"]
+    purpose = parts["purpose"][1] if "purpose" in parts else b"batch"
+    return about.get_filename("file"), purpose.decode("utf-8", "replace"), data
+
+
+def _headers(lines: bytes) -> EmailMessage:
+    message = email.message_from_bytes(lines + b"\r\n\r\n", policy=email.policy.HTTP)
+    assert isinstance(message, EmailMessage)
+    return message
 
 
 def _listed(data: list[dict[str, Any]]) -> dict[str, Any]:

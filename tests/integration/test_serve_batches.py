@@ -11,6 +11,7 @@ import anthropic
 import openai
 import pytest
 
+from edgespec.api.refusals import Refusal
 from edgespec.serving import batches
 from tests.serving import CHAT, TEXT, Running, load, serving
 from tests.waiting import wait_until
@@ -136,3 +137,14 @@ def test_batches_that_are_done_make_room_for_others(
         client.batches.retrieve(first)
     with pytest.raises(openai.RateLimitError, match="too large"):
         begun(300)
+
+
+def test_a_form_is_read_no_further_than_forms_are_long() -> None:
+    kind = "multipart/form-data; boundary=X"
+    file = (
+        b'--X\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\none\r\n\r\ntwo\r\n--X--\r\n'
+    )
+    for before in (b"", b"--X\r\n" + b"a: b\r\n" * 100_000):
+        assert batches._uploaded(before + file, kind) == ("a", "batch", b"one\r\n\r\ntwo")
+    with pytest.raises(Refusal, match="multipart/form-data"):
+        batches._uploaded(b"--X\r\n" * 100_000 + file, kind)
