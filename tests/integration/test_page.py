@@ -437,7 +437,8 @@ def test_a_page_that_is_left_in_the_middle_of_an_answer_loses_nothing(page: Brow
     page.type("Tell me a very long story")
     page.press("Enter")
     page.type("And the next")  # which is not sent yet
-    page.wait_for("!window.here && models.length && document.querySelector('.answer .body')?.textContent")
+    there = "!window.here && typeof models !== 'undefined' && models.length"
+    page.wait_for(f"{there} && document.querySelector('.answer .body')?.textContent")
     assert page.run("document.querySelector('.figures').textContent") == "stopped"
     assert page.run("document.querySelector('#input').value") == "And the next"
     begun = page.run(CONTENTS)
