@@ -127,7 +127,15 @@ class Browser:
         def shown() -> str:
             return f"{condition}: {self.troubles} {self.run('document.body.innerText.slice(0, 1500)')}"
 
-        return wait_until(lambda: self.run(condition), shown)
+        def found() -> Any:
+            try:
+                return self.run(condition)
+            except AssertionError as error:
+                if "navigated" in str(error):  # the page is being loaded
+                    return None
+                raise
+
+        return wait_until(found, shown)
 
     def type(self, text: str) -> None:
         """Type into what has the focus."""

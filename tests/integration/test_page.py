@@ -271,7 +271,7 @@ STOP_SOON = """
   const push = Array.prototype.push;
   Array.prototype.push = function (...items) {
     const length = push.apply(this, items);
-    if (this === passes && length === 3) {
+    if (this === passes && length >= 3) {
       Array.prototype.push = push;
       document.activeElement.dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape', bubbles: true }));
     }
@@ -423,7 +423,7 @@ LEAVE_SOON = """
   const push = Array.prototype.push;
   Array.prototype.push = function (...items) {
     const length = push.apply(this, items);
-    if (this === passes && length === 3) { Array.prototype.push = push; location.reload(); }
+    if (this === passes && length >= 3) { Array.prototype.push = push; location.reload(); }
     return length;
   };
 }
