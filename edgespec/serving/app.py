@@ -10,6 +10,7 @@ from typing import Any, Generic
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -94,7 +95,7 @@ class Application:
             *(self._beside_answers() if isinstance(handler, CompletionHandler) else ()),
             Route("/metrics", self._metrics),
         ]
-        self._app = guarded(routes, handler.limits, api_key=api_key, hosts=hosts, cors=cors)
+        self._app, self._batches = guarded(routes, handler.limits, api_key=api_key, hosts=hosts, cors=cors)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
@@ -106,10 +107,12 @@ class Application:
 
     def drain(self) -> None:
         """Refuse requests that arrive from now on; called on the event loop, as is `stop`."""
+        self._batches.stop()
         self.handler.drain()
 
     def stop(self) -> None:
         """Refuse new requests, and end the others."""
+        self._batches.stop()
         self.handler.stop()
 
     def close(self) -> None:
@@ -159,9 +162,12 @@ class Application:
         """Say that the model is here, as programs ask before they use it."""
         try:
             async with self.handler.bodies.received(http) as body:
-                asked = asked_model(body.decoded(self.handler.limits.body))
+                limits = self.handler.limits
+                asked = asked_model(body.decoded(limits.body), limits)
             if not asked.name_of_model:
                 raise Refusal(400, "The request names no model.")
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
         except Refusal as refusal:
             return refusal.response(failure(refusal))
         if not names_model(asked.name_of_model, self._names):
@@ -197,15 +203,16 @@ def _served_path(path: str, in_v1: Collection[str]) -> str:
 
 def guarded(
     routes: list[Route], limits: Limits, *, api_key: str | None, hosts: list[str] | None, cors: str | None
-) -> ASGIApp:
-    """An application with these routes, and batches, that answers those who may ask; see `Application`."""
+) -> tuple[ASGIApp, Batches]:
+    """An application with these routes that answers those who may ask, and its batches; see `Application`."""
 
     async def at_served_path(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             scope["path"] = _served_path(scope["path"], in_v1)
         await app(scope, receive, send)
 
-    routes = [*routes, *Batches(at_served_path, ANSWERED["POST"], limits, failure_at).routes()]
+    batches = Batches(at_served_path, ANSWERED["POST"], limits, failure_at)
+    routes = [*routes, *batches.routes()]
     middleware = [Middleware(HostCheck, allowed=hosts)] if hosts else []
     middleware += origin_checks(cors)
     if api_key is not None:
@@ -215,7 +222,7 @@ def guarded(
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     # The names under /v1: clients whose base URL lacks it, or has it twice, are served too.
     in_v1 = {route.path.split("/")[2] for route in routes if route.path.startswith("/v1/")}
-    return at_served_path
+    return at_served_path, batches
 
 
 def _endpoints(model: str, responses: ResponseStore) -> dict[str, Endpoint]:

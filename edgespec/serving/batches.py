@@ -19,23 +19,27 @@ from datetime import UTC, datetime
 from email.message import EmailMessage
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Scope
 
 from edgespec.api.limits import Limits
-from edgespec.api.refusals import Refusal
+from edgespec.api.refusals import Refusal, ShuttingDown
 from edgespec.base.latest import LatestValues
 from edgespec.serving.request_bodies import BodyReceiver, parse
 
-_AT_ONCE = 4  # requests of a batch, so that others find places in the passes
+_AT_ONCE = 4  # requests of all batches, so that others find places in the passes
 _AGAIN_S = 0.5  # until a request that found no place in the queue is sent again
 _MAX_REQUESTS = 100_000
 _MAX_BATCHES = 1024
 _MAX_FILE_BYTES = 256 << 20  # of all files together
 _MAX_BATCH_BYTES = 256 << 20  # of the requests and answers of all batches together
 _MAX_PARTS = 64  # of a form
+_MAX_FILES = 1024
+_MAX_NAME = 512  # characters of a custom_id, a purpose, or what a client notes
+_MAX_NOTES = 16
+_LINE_BYTES = 350  # that a request takes beside its body
 _MAX_HEAD = 4096  # bytes of the headers of a part
 _DAY_S = 24 * 60 * 60
 _FILES, _BATCHES, _MESSAGES = "/v1/files", "/v1/batches", "/v1/messages/batches"
@@ -44,7 +48,7 @@ _OWN_HEADERS = (b"content-length", b"content-type", b"content-encoding", b"trans
 Reply = Callable[[Request], Awaitable[Response]]
 
 
-@dataclass
+@dataclass(slots=True)
 class _Line:
     """A request of a batch, and its answer."""
 
@@ -57,7 +61,7 @@ class _Line:
     @property
     def n_bytes(self) -> int:
         """Bytes that are kept of it."""
-        return len(self.body) + len(self.answer)
+        return _LINE_BYTES + len(self.body) + len(self.answer)
 
 
 @dataclass(eq=False)
@@ -104,8 +108,10 @@ class Batches:
         self._paths = [path for path in paths if path.startswith("/v1/")]
         self._limits = limits
         self._bodies = BodyReceiver(limits)
-        self._files: LatestValues[tuple[dict[str, Any], bytes]] = LatestValues(_MAX_FILE_BYTES)
+        self._files: LatestValues[tuple[dict[str, Any], bytes]] = LatestValues(_MAX_FILE_BYTES, _MAX_FILES)
         self._batches: dict[str, _Batch] = {}
+        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._stopped = False
 
     def routes(self) -> list[Route]:
         """The routes of both APIs."""
@@ -127,12 +133,21 @@ class Batches:
             for method, reply in replies.items()
         ]
 
+    def stop(self) -> None:
+        """Answer no further requests: the server ends, and nobody could fetch their answers."""
+        self._stopped = True
+        for batch in self._batches.values():
+            if batch.task is not None:
+                batch.task.cancel()
+
     def _refusing(self, reply: Reply) -> Reply:
         """A handler that answers with its refusals, too."""
 
         async def handler(http: Request) -> Response:
             try:
                 return await reply(http)
+            except ClientDisconnect:
+                return Response(status_code=400)  # nobody reads it
             except Refusal as refusal:
                 return refusal.response(self._failure(http.url.path, refusal))
 
@@ -183,22 +198,35 @@ class Batches:
 
     async def _begin_file(self, http: Request) -> Response:
         body = await self._json(http)
-        _, data = self._file(body.get("input_file_id"))
+        identifier, path, notes = (body.get(name) for name in ("input_file_id", "endpoint", "metadata"))
+        if not isinstance(identifier, str):
+            raise Refusal(400, "input_file_id must be the id of a file.")
+        if path not in self._paths:
+            raise Refusal(400, f"endpoint must be one of {', '.join(self._paths)}.")
+        if notes is not None and not _are_notes(notes):
+            text = f"metadata must be an object of at most {_MAX_NOTES} texts of {_MAX_NAME} characters."
+            raise Refusal(400, text)
+        _, data = self._file(identifier)
         lines = await asyncio.to_thread(lambda: list(self._lines(data)))
-        asked = {name: body.get(name) for name in ("input_file_id", "endpoint", "metadata")}
+        asked = {"input_file_id": identifier, "endpoint": path, "metadata": notes}
         return self._begin(http, _Batch(f"batch_{uuid.uuid4().hex}", lines, asked))
 
     async def _begin_messages(self, http: Request) -> Response:
         requests = (await self._json(http)).get("requests")
         if not isinstance(requests, list) or not all(isinstance(one, dict) for one in requests):
             raise Refusal(400, "requests must be a list of objects.")
-        lines = [
-            _line(one.get("custom_id"), "/v1/messages", one.get("params"), f"requests[{place}]")
-            for place, one in enumerate(requests)
-        ]
-        return self._begin(http, _Batch(f"msgbatch_{uuid.uuid4().hex}", lines))
+
+        def read() -> list[_Line]:
+            return [
+                _line(one.get("custom_id"), "/v1/messages", one.get("params"), f"requests[{place}]")
+                for place, one in enumerate(requests)
+            ]
+
+        return self._begin(http, _Batch(f"msgbatch_{uuid.uuid4().hex}", await asyncio.to_thread(read)))
 
     def _begin(self, http: Request, batch: _Batch) -> Response:
+        if self._stopped:
+            raise ShuttingDown
         if not 1 <= len(batch.lines) <= _MAX_REQUESTS:
             text = f"The batch has {len(batch.lines):,} requests. It must have 1 to {_MAX_REQUESTS:,}."
             raise Refusal(400, text)
@@ -224,7 +252,9 @@ class Batches:
         async def answer_some() -> None:
             for line in left:
                 while batch.cancelled_at is None and not line.status:
-                    status, answer, again = await _asked(self._app, scope, line)
+                    async with self._places:
+                        await asyncio.sleep(0)  # a refusal takes no time, and others wait
+                        status, answer, again = await _asked(self._app, scope, line)
                     if again:
                         await asyncio.sleep(_AGAIN_S)
                     else:
@@ -296,6 +326,8 @@ class Batches:
         for number, content in enumerate(data.splitlines(), start=1):
             if not content.strip():
                 continue
+            if number > 2 * _MAX_REQUESTS:
+                raise Refusal(400, f"The file has more than {2 * _MAX_REQUESTS:,} lines.")
             where = f"Line {number}"
             try:
                 one = self._parsed(content, where)
@@ -307,8 +339,9 @@ class Batches:
 
 
 def _line(identifier: object, path: str, body: object, where: str) -> _Line:
-    if not isinstance(identifier, str) or not identifier:
-        raise Refusal(400, f"{where}: custom_id must be a non-empty string.")
+    if not isinstance(identifier, str) or not 1 <= len(identifier) <= _MAX_NAME:
+        text = f"{where}: custom_id must be a non-empty string of at most {_MAX_NAME} characters."
+        raise Refusal(400, text)
     if not isinstance(body, dict):
         raise Refusal(400, f"{where}: the request of {identifier[:80]!r} is not an object.")
     return _Line(identifier, path, json.dumps({**body, "stream": False}).encode())
@@ -343,6 +376,15 @@ async def _asked(app: ASGIApp, scope: Scope, line: _Line) -> tuple[int, bytes, b
     return status, bytes(answer), retries
 
 
+def _are_notes(given: object) -> bool:
+    """Whether a client may note this about a batch."""
+    return (
+        isinstance(given, dict)
+        and len(given) <= _MAX_NOTES
+        and all(isinstance(one, str) and len(one) <= _MAX_NAME for pair in given.items() for one in pair)
+    )
+
+
 def _uploaded(content: bytes, content_type: str) -> tuple[str, str, bytes]:
     """The name, purpose and content of a file that was sent as a form."""
     form = _headers(f"Content-Type: {content_type}".encode("latin-1", "replace"))
@@ -358,7 +400,7 @@ def _uploaded(content: bytes, content_type: str) -> tuple[str, str, bytes]:
         raise Refusal(400, "Send the file as multipart/form-data, in the fields 'file' and 'purpose'.")
     about, data = parts["file"]
     purpose = parts["purpose"][1] if "purpose" in parts else b"batch"
-    return about.get_filename("file"), purpose.decode("utf-8", "replace"), data
+    return about.get_filename("file"), purpose[:_MAX_NAME].decode("utf-8", "replace"), data
 
 
 def _headers(lines: bytes) -> EmailMessage:

@@ -95,7 +95,7 @@ def routes_to_kept(store: ResponseStore, limits: Limits, bodies: BodyReceiver) -
                 async with bodies.received(http) as body:
                     return JSONResponse(await asyncio.to_thread(answered, http, body))
             except ClientDisconnect:
-                raise
+                return Response(status_code=400)  # nobody reads it
             except Exception as error:
                 return logged_refusal(error).response()
 

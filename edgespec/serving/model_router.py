@@ -98,7 +98,7 @@ class ModelRouter:
             Route("/metrics", self._metrics),
             Route(PAGE, Page().answer),
         ]
-        self._app = guarded(routes, limits, api_key=api_key, hosts=hosts, cors=cors)
+        self._app, self._batches = guarded(routes, limits, api_key=api_key, hosts=hosts, cors=cors)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
@@ -111,6 +111,7 @@ class ModelRouter:
     def drain(self) -> None:
         """Refuse requests that arrive from now on; called on the event loop, as is `stop`."""
         self._stopping = True
+        self._batches.stop()
         self._bodies.close()
         for app in self._open():
             app.drain()
@@ -118,6 +119,9 @@ class ModelRouter:
     def stop(self) -> None:
         """Refuse new requests, and end the others."""
         self._stopping = True
+        self._batches.stop()
+        if self._puller is not None:
+            self._puller.stop()
         self._models.stop()
         for app in self._open():
             app.stop()
@@ -138,7 +142,7 @@ class ModelRouter:
 
     def _read(self, body: RequestBody, http: HTTPRequest) -> tuple[bytes, AskedModel]:
         content = bytes(body.decoded(self._limits.body))
-        asked = asked_model(content)
+        asked = asked_model(content, self._limits)
         if not asked.name_of_model:
             asked.model = http.query_params.get("model")
         return content, asked
@@ -166,6 +170,8 @@ class ModelRouter:
         try:
             async with self.received(http) as (content, asked):
                 app = await self._application(self._models.named(asked.name_of_model))
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
         except Refusal as refusal:
             return refusal.response(failure_at(http.url.path, refusal))
         return _Passed(app, content)
@@ -218,6 +224,8 @@ class ModelRouter:
                     steps = present()
                 else:
                     steps = self._puller.lines(name)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
         except Refusal as refusal:
             return refusal.response(failure_at(http.url.path, refusal))
         return await pull_response(steps, asked)

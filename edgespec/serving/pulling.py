@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from edgespec.api.endpoint import json_line
-from edgespec.api.refusals import logged_refusal
+from edgespec.api.limits import Limits
+from edgespec.api.refusals import ShuttingDown, logged_refusal
 from edgespec.base.progress import Progress
+from edgespec.serving.request_bodies import parse
 
 LINES = "application/x-ndjson"
 _SUCCESS = {"status": "success"}
@@ -33,12 +35,19 @@ class AskedModel(msgspec.Struct):
         return given if isinstance(given, str) else ""
 
 
-def asked_model(content: bytes | bytearray) -> AskedModel:
-    """Read a body as far as it says where a request goes; what is wrong with the rest is said there."""
+def asked_model(content: bytes | bytearray, limits: Limits) -> AskedModel:
+    """Read a body as far as it says where a request goes; called in a thread.
+
+    Raises:
+        Refusal: it is not JSON, or exceeds a limit.
+    """
     try:
         return msgspec.json.decode(content, type=AskedModel) if content else AskedModel()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return AskedModel()
+        # Applications take more than this reader does, such as halves of characters.
+        body = parse(content, values=2 * limits.values, depth=limits.depth)
+        found = body if isinstance(body, dict) else {}
+        return AskedModel(found.get("model"), found.get("name"), found.get("stream"))
 
 
 class _Gone(Exception):
@@ -55,39 +64,51 @@ class Puller:
     def __init__(self, pull: Callable[[str, Progress], None]) -> None:
         self._pull = pull
         self._one = asyncio.Lock()
+        self._steps: asyncio.Queue[dict[str, Any]] | None = None  # of the download that is running
+
+    def stop(self) -> None:
+        """End the download that is running; called on the event loop. What has arrived is kept."""
+        if self._steps is not None:
+            self._steps.put_nowait({"error": ShuttingDown().message})
 
     async def lines(self, name: str) -> AsyncIterator[dict[str, Any]]:
         """The progress of a download, as Ollama's clients read it; an error is the last line."""
-        loop, steps = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None]()
+        loop, steps = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any]]()
         gone = threading.Event()
+
+        def tell(step: dict[str, Any]) -> None:
+            with suppress(RuntimeError):  # the server has ended
+                loop.call_soon_threadsafe(steps.put_nowait, step)
 
         def report(what: str, done: float) -> None:
             if gone.is_set():
                 raise _Gone
-            step = {"status": what, "completed": round(100 * done), "total": 100}  # in per cent
-            loop.call_soon_threadsafe(steps.put_nowait, step)
+            tell({"status": what, "completed": round(100 * done), "total": 100})  # in per cent
 
-        async def download() -> dict[str, Any]:
+        def download() -> None:
             try:
-                await asyncio.to_thread(partial(self._pull, name, report))
+                self._pull(name, report)
             except _Gone:
-                return {"error": "The client disconnected."}
+                return
             except Exception as error:
-                return {"error": logged_refusal(error).message}
-            finally:
-                steps.put_nowait(None)
-            return _SUCCESS
+                tell({"error": logged_refusal(error).message})
+            else:
+                tell(_SUCCESS)
 
         yield {"status": "pulling manifest"}
         async with self._one:
-            downloading = asyncio.create_task(download())
+            self._steps = steps
+            # Nobody waits for this thread: a host that does not answer would keep the server from ending.
+            threading.Thread(target=download, daemon=True).start()
             try:
-                while (step := await steps.get()) is not None:
+                while True:
+                    step = await steps.get()
                     yield step
-                yield await downloading
+                    if step is _SUCCESS or "error" in step:
+                        return
             finally:
+                self._steps = None
                 gone.set()
-                await asyncio.gather(downloading, return_exceptions=True)
 
 
 def as_line(step: dict[str, Any]) -> bytes:

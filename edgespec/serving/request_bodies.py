@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import zlib
 from collections.abc import AsyncIterator
@@ -151,7 +152,7 @@ def parse(body: bytes | bytearray, *, values: int, depth: int) -> object:
     """
     _check_structure(body, values, depth)
     try:
-        value = json.loads(body.decode("utf-8-sig"))
+        value = json.loads(body.decode("utf-8-sig"), parse_constant=_not_a_number, parse_float=_finite)
         return _without_halves(value) if _HALF.search(body) else value
     except UnicodeDecodeError as error:
         raise Refusal(400, "The body is not UTF-8. Send JSON in UTF-8.") from error
@@ -162,6 +163,17 @@ def parse(body: bytes | bytearray, *, values: int, depth: int) -> object:
         raise Refusal(400, "A number in the body has too many digits.") from error
     except RecursionError as error:
         raise Refusal(400, "The body is nested too deep.") from error
+
+
+def _not_a_number(word: str) -> Any:
+    raise Refusal(400, f"{word} in the body is not JSON.")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise Refusal(400, "A number in the body is too large.")
+    return number
 
 
 def _check_structure(body: bytes | bytearray, values: int, depth: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,6 +125,7 @@ def test_batches_that_are_done_make_room_for_others(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "_MAX_BATCH_BYTES", 300)
+    monkeypatch.setattr(batches, "_LINE_BYTES", 0)
 
     def begun(size: int) -> str:
         text = line("a", messages=[{"role": "user", "content": "x" * size}])
@@ -148,3 +150,30 @@ def test_a_form_is_read_no_further_than_forms_are_long() -> None:
         assert batches._uploaded(before + file, kind) == ("a", "batch", b"one\r\n\r\ntwo")
     with pytest.raises(Refusal, match="multipart/form-data"):
         batches._uploaded(b"--X\r\n" * 100_000 + file, kind)
+
+
+def test_what_clients_note_about_a_batch_is_bounded(client: openai.OpenAI) -> None:
+    def refused(identifier: str = "a", purpose: Any = "batch", **asked: Any) -> str:
+        file = client.files.create(
+            file=("a.jsonl", line(identifier, messages=MESSAGES).encode()), purpose=purpose
+        )
+        assert len(client.files.retrieve(file.id).purpose) <= 512
+        body = {"input_file_id": file.id, "endpoint": CHAT, **asked}
+        with pytest.raises(openai.BadRequestError) as failure:
+            client.post("/batches", body=body, cast_to=object)
+        return str(failure.value)
+
+    assert "custom_id" in refused("a" * 513, purpose="p" * 10_000)
+    for notes in ({str(n): "" for n in range(17)}, {"a": "b" * 513}, {"a": 1}, [1]):
+        assert "metadata must be an object" in refused(metadata=notes)
+    assert "endpoint must be one of" in refused(endpoint="/v1/batches")
+    assert "input_file_id" in refused(input_file_id=None)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999"])
+def test_numbers_that_are_not_json_are_refused(server: Running, value: str) -> None:
+    body = f'{{"input_file_id": "a", "metadata": {{"a": {value}}}}}'.encode()
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    connection.request("POST", "/v1/batches", body, {"Authorization": f"Bearer {KEY}"})
+    assert connection.getresponse().status == 400
+    connection.close()
