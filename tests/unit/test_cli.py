@@ -236,6 +236,8 @@ def test_short_options_are_those_of_llama_cpp(engine: TalkingEngine) -> None:
     assert engine.asked[0][1] == GenerationConfig(max_tokens=9, temperature=0.5, seed=7)
     assert main(["generate", "-p", "Hi", "-n", "-1", "--seed", "-1"]) == 0
     assert engine.asked[-1][1].max_tokens is None
+    assert main(["generate", "-hf", "org/name:Q4_K_M", "-p", "Hi"]) == 0
+    assert engine.loaded_with["model"] == "org/name:Q4_K_M"
 
 
 @pytest.mark.parametrize(
