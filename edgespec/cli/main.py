@@ -87,7 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _as_options(arguments: Sequence[str]) -> Sequence[str]:
     """The arguments, with the commands `help [COMMAND]` and `version` of other programs as options.
 
-    llama.cpp's `-hf REPO` names a model, too; its letters would be options of their own. The options for completion are those of the shell that is named after them, or else of the one around.
+    llama.cpp's `-hf REPO` names a model, too; its letters would be options of their own. The options for
+    completion are those of the shell that is named after them, or else of the one around.
     """
     arguments = ["--model" if word in ("-hf", "-hfr", "--hf-repo") else word for word in arguments]
     match arguments:
