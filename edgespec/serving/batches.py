@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Scope
 from edgespec.api.limits import Limits
 from edgespec.api.refusals import Refusal, ShuttingDown
 from edgespec.base.latest import LatestValues
+from edgespec.serving.kept import listed
 from edgespec.serving.request_bodies import BodyReceiver, parse
 
 _AT_ONCE = 4  # requests of all batches, so that others find places in the passes
@@ -175,7 +176,7 @@ class Batches:
         return about
 
     async def _list_files(self, _http: Request) -> Response:
-        return JSONResponse(_listed([about for about, _ in self._files.values()]))
+        return JSONResponse(listed([about for about, _ in self._files.values()]))
 
     async def _show_file(self, http: Request) -> Response:
         return JSONResponse(self._file(http.path_params["id"])[0])
@@ -271,7 +272,7 @@ class Batches:
     async def _list(self, http: Request) -> Response:
         of_messages = http.url.path.startswith(_MESSAGES)
         batches = [one for one in self._batches.values() if one.id.startswith("msg") == of_messages]
-        return JSONResponse(_listed([_about(one, http) for one in reversed(batches)]))
+        return JSONResponse(listed([_about(one, http) for one in reversed(batches)]))
 
     async def _show(self, http: Request) -> Response:
         return self._told(self._batch(http), http)
@@ -407,11 +408,6 @@ def _headers(lines: bytes) -> EmailMessage:
     message = email.message_from_bytes(lines + b"\r\n\r\n", policy=email.policy.HTTP)
     assert isinstance(message, EmailMessage)
     return message
-
-
-def _listed(data: list[dict[str, Any]]) -> dict[str, Any]:
-    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
-    return {"object": "list", "data": data, "has_more": False, **ends}
 
 
 def _results_of(batch: _Batch, *, answered: bool) -> bytes:

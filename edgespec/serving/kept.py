@@ -62,7 +62,7 @@ def routes_to_kept(store: ResponseStore, limits: Limits, bodies: BodyReceiver) -
         given = converted(body, ConversationBody, "body")
         items = checked_items(given.items or [], store)
         conversations.add(_id(http), items)
-        return _listed(items, has_more=False)
+        return listed(items)
 
     def item(http: Request, _body: Any) -> Any:
         wanted = http.path_params["item"]
@@ -127,9 +127,10 @@ def _page(items: list[dict[str, Any]], http: Request) -> dict[str, Any]:
     if after is not None:
         items = list(dropwhile(lambda item: item["id"] != after, items))[1:]
     page = items[: int(limit[:4])]
-    return _listed(page, has_more=len(page) < len(items))
+    return listed(page, has_more=len(page) < len(items))
 
 
-def _listed(items: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
+def listed(items: list[dict[str, Any]], *, has_more: bool = False) -> dict[str, Any]:
+    """The body of a list, or of a page of one, whose items have ids."""
     ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {}
     return {"object": "list", "data": items, **ends, "has_more": has_more}
