@@ -65,6 +65,7 @@ class Speculator:
         costs: what passes and drafts take, as far as it was measured; None if it was not.
         answers: most answers at once.
         earlier: the answers so far, to draft from; None if they are not kept.
+        read_share_alone: the share of the target's reads that would remain without the drafter.
 
     Attributes:
         drafter: guesses how sequences continue, as trees.
@@ -92,6 +93,7 @@ class Speculator:
         costs: RoundCosts | None = None,
         answers: int = 1,
         earlier: Answers | None = None,
+        read_share_alone: float = 1.0,
     ) -> None:
         self._target = target
         self.drafter = drafter
@@ -101,7 +103,7 @@ class Speculator:
         by_expert = target.model.weights.expert_use is not None
         self._first_nodes = _FIRST_NODES_BY_EXPERT if by_expert else FIRST_BUDGET
         self.sizer: Sizer = self._new_sizer(fixed=self.limits if tree_budget else None)
-        self.plain_passes = PlainPasses(costs.verify if costs else None)
+        self.plain_passes = PlainPasses(costs.verify if costs else None, read_share_alone)
         self.profile_updates = updates
         self.last_round: tuple[TokenTree, Acceptance] | None = None
         n_vocab, drafts = target.model.vocabulary.n_tokens, not isinstance(drafter, NoDrafter)

@@ -25,18 +25,26 @@ class PlainPasses:
     Args:
         curve: seconds of passes by rows, measured at any time: only the ratios of its points are used. None
             if there is none.
+        read_share: the share of its reads that a pass would have without the drafter, whose memory would hold
+            weights.
         clock: tells the time, in seconds.
     """
 
-    def __init__(self, curve: Curve | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        curve: Curve | None = None,
+        read_share: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._curve = curve
+        self._read_share = read_share
         self._clock = clock
         self._plain: deque[tuple[float, float]] = deque(maxlen=_MAX_PASSES)
         self._derived: deque[tuple[float, float]] = deque(maxlen=_MAX_PASSES)
 
     def add(self, record: PassRecord) -> None:
         """Learn from a pass over one sequence, which read nothing of prompts."""
-        seconds, now = _without_drafts(record), self._clock()
+        seconds, now = self._without_drafts(record), self._clock()
         if record.nodes == 1:
             self._plain.append((now, seconds))
         elif self._curve is not None and (tree_s := self._curve.at(record.nodes)) > 0:
@@ -49,7 +57,9 @@ class PlainPasses:
 
     def of(self, passes: Sequence[PassRecord]) -> float:
         """The median of an answer's own plain passes if it has enough, or else that of recent ones."""
-        own = [_without_drafts(record) for record in passes[1:] if record.nodes == 1 and not record.shared]
+        own = [
+            self._without_drafts(record) for record in passes[1:] if record.nodes == 1 and not record.shared
+        ]
         return statistics.median(own) if len(own) >= _ENOUGH else self.seconds
 
     def _median(self, passes: deque[tuple[float, float]]) -> float:
@@ -57,8 +67,8 @@ class PlainPasses:
         recent = [seconds for at, seconds in passes if at >= since]
         return statistics.median(recent) if recent else 0.0
 
-
-def _without_drafts(record: PassRecord) -> float:
-    """Seconds of a pass if nothing had been drafted for it."""
-    # What was read while the drafter worked would have to be waited for without a drafter.
-    return record.target_s + record.hidden_draft_s
+    def _without_drafts(self, record: PassRecord) -> float:
+        """Seconds of a pass if nothing had been drafted for it."""
+        # What was read while the drafter worked would have to be waited for without a drafter.
+        seconds = record.target_s + record.hidden_draft_s
+        return max(seconds * self._read_share, record.target_s - record.wait_s)

@@ -172,6 +172,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         costs=pair_costs(target, drafter, limits, keys, state),
         answers=plan.sequences.sequences or 1,
         earlier=Answers() if config.speculation.drafts_from_answers else None,
+        read_share_alone=decision.read_share_alone,
     )
     return Engine(
         target,

@@ -42,6 +42,16 @@ class Decision:
         planner = replace(planner, machine=planner.machine.with_less_on_cards(self.plan.on_cards))
         return replace(self, planner=planner, plan=_plan_with_sequences(planner, self.plan.drafter))
 
+    @property
+    def read_share_alone(self) -> float:
+        """The share of a pass's reads that would remain if the drafter's memory held weights."""
+        plan = self.plan
+        if plan.drafter is None or not plan.streams or plan.holding.experts is not None:
+            return 1.0
+        planner = replace(self.planner, measured=False)
+        with_drafter = planner.plan(plan.drafter).holding.streamed_bytes
+        return min(planner.plan().holding.streamed_bytes / with_drafter, 1.0) if with_drafter else 1.0
+
 
 def decide(planner: Planner, find: Finder) -> Decision:
     """Decide how the target of a planner is loaded.

@@ -109,7 +109,7 @@ def test_a_response_and_its_log_have_one_speed(n_answers: int) -> None:
 
 def test_factors_compare_with_plain_passes_of_the_same_minutes() -> None:
     now = [0.0]
-    passes = PlainPasses(Curve.through([(1, 0.1), (9, 0.2)]), lambda: now[0])
+    passes = PlainPasses(Curve.through([(1, 0.1), (9, 0.2)]), clock=lambda: now[0])
     assert passes.seconds == 0  # what was measured at another time says nothing
     passes.add(PassRecord(9, 3, 0.0, 0.8, 0.0))
     assert passes.seconds == pytest.approx(
@@ -120,7 +120,7 @@ def test_factors_compare_with_plain_passes_of_the_same_minutes() -> None:
     assert passes.seconds == 0.6
     now[0] = 301
     assert passes.seconds == 0
-    without_curve = PlainPasses(None, lambda: now[0])
+    without_curve = PlainPasses(clock=lambda: now[0])
     without_curve.add(PassRecord(9, 3, 0.0, 0.8, 0.0))
     assert without_curve.seconds == 0
 
@@ -131,3 +131,10 @@ def test_an_answers_own_plain_passes_say_what_a_plain_pass_takes() -> None:
     own = [PassRecord(1, 0, 0.0, seconds, 0.0) for seconds in (9.0, 0.2, 0.3, 0.25)]
     assert known.of(own[:2]) == 0.1, "one says little"
     assert known.of(own) == 0.25, "without the first, which reads the prompt's end"
+
+
+@pytest.mark.parametrize(("waited", "alone"), [(0.75, 0.4), (0.5, 0.5)])
+def test_a_plain_pass_has_the_memory_that_the_drafter_takes(waited: float, alone: float) -> None:
+    passes = PlainPasses(read_share=0.4)
+    passes.add(PassRecord(1, 0, 0.0, 1.0, 0.0, waited))
+    assert passes.seconds == alone, "two fifths of the reads, but all of the arithmetic"
