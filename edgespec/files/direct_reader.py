@@ -39,7 +39,7 @@ class FileReader:
         try:
             self._file = open_positioned(path, direct=direct)
             self.direct = self._file.direct
-            self.opened = FileState.of_status(self._file.status())
+            self.opened = self._file.state()
         except NotDirect as error:
             raise StreamError(
                 f"'{path}' cannot be read directly.", "Its file system does not allow it."
@@ -93,7 +93,7 @@ class FileReader:
             StreamError: the file has changed since it was opened.
         """
         try:
-            now = FileState.of_status(self._file.status())
+            now = self._file.state()
         except OSError as error:
             raise self._failed(error) from error
         if (now.n_bytes, now.modified_ns) != (self.opened.n_bytes, self.opened.modified_ns):

@@ -14,6 +14,7 @@ if sys.platform == "win32":
     from pathlib import Path
 
     from edgespec.files.sharing import GENERIC_READ, OPEN_EXISTING, Overlapped, opened_handle, system_error
+    from edgespec.files.state import FileState
 
     _NO_BUFFERING, _OVERLAPPED = 0x20000000, 0x40000000
     _IO_PENDING, _END_OF_FILE = 997, 38
@@ -59,8 +60,8 @@ if sys.platform == "win32":
                     break
             return total
 
-        def status(self) -> os.stat_result:
-            return os.fstat(self._descriptor)
+        def state(self) -> FileState:
+            return FileState.of(self._descriptor)
 
         def drop(self, offset: int, n_bytes: int) -> None:
             """Windows cannot be told."""

@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from edgespec.files.state import FileState
+
 # Direct reads begin and end at multiples of this in the file and in memory.
 BLOCK = 4096
 
@@ -31,8 +33,8 @@ class PositionedFile(Protocol):
         """
         ...
 
-    def status(self) -> os.stat_result:
-        """The file's status now; raises OSError if the system cannot say."""
+    def state(self) -> FileState:
+        """The file's state now; raises OSError if the system cannot say."""
         ...
 
     def drop(self, offset: int, n_bytes: int) -> None:
@@ -115,8 +117,8 @@ else:
         def read(self, memories: Sequence[memoryview], offset: int) -> int:
             return os.preadv(self._descriptor, memories, offset)
 
-        def status(self) -> os.stat_result:
-            return os.fstat(self._descriptor)
+        def state(self) -> FileState:
+            return FileState.of(self._descriptor)
 
         def drop(self, offset: int, n_bytes: int) -> None:
             if not self.direct:
@@ -158,7 +160,7 @@ def _reads(file: PositionedFile) -> bool:
     """Try a read at an odd block, which fails if a larger alignment is required; closes the file then."""
     try:
         with mmap.mmap(-1, 2 * BLOCK) as memory, memoryview(memory) as view, view[BLOCK:] as block:
-            file.read([block], BLOCK if file.status().st_size > 2 * BLOCK else 0)
+            file.read([block], BLOCK if file.state().n_bytes > 2 * BLOCK else 0)
     except OSError:
         with suppress(OSError):
             file.close()

@@ -1,4 +1,4 @@
-"""Files that several programs have open: locks, and replacing a file that is being read.
+"""Files that several programs have open: locks, replacing a file that is being read, and times of changes.
 
 On Windows, a file can be renamed or removed only while all that have it open allow that, and a lock keeps
 others from reading what is locked, so the byte that is locked lies behind any content.
@@ -25,6 +25,8 @@ if sys.platform == "win32":
     _EXCLUSIVE_AT_ONCE = 0x2 | 0x1
     _BEHIND_ALL = 0x7FFFFFFF  # of the offset's upper half
     _REFUSED, _PENDING = 33, 997
+    _READ_ATTRIBUTES, _BASIC_INFORMATION = 0x80, 0
+    _EPOCH = 116_444_736_000_000_000  # 1970, in units of 100 ns from 1601 on
 
     class Overlapped(ctypes.Structure):
         """Windows' OVERLAPPED: where in a file something happens."""
@@ -37,6 +39,17 @@ if sys.platform == "win32":
             ("event", wintypes.HANDLE),
         ]
 
+    class _BasicInformation(ctypes.Structure):
+        """Windows' FILE_BASIC_INFO, whose times are in units of 100 ns."""
+
+        _fields_ = [
+            ("created", ctypes.c_int64),
+            ("accessed", ctypes.c_int64),
+            ("written", ctypes.c_int64),
+            ("changed", ctypes.c_int64),
+            ("attributes", wintypes.DWORD),
+        ]
+
     _kernel = ctypes.WinDLL("kernel32", use_last_error=True)
     _kernel.CreateFileW.restype = wintypes.HANDLE
     _kernel.CreateFileW.argtypes = [
@@ -46,6 +59,10 @@ if sys.platform == "win32":
     _kernel.LockFileEx.argtypes = [
         *(wintypes.HANDLE, wintypes.DWORD, wintypes.DWORD, wintypes.DWORD, wintypes.DWORD),
         ctypes.POINTER(Overlapped),
+    ]
+
+    _kernel.GetFileInformationByHandleEx.argtypes = [
+        *(wintypes.HANDLE, ctypes.c_int, ctypes.POINTER(_BasicInformation), wintypes.DWORD),
     ]
 
     def system_error(number: int) -> OSError:
@@ -99,6 +116,28 @@ if sys.platform == "win32":
         """Bytes that a file takes on its disk."""
         return status.st_size
 
+    def status_and_change(file: Path | int) -> tuple[os.stat_result, int]:
+        """The status of a path or descriptor, and when content or status last changed (ns since 1970).
+
+        File systems that know no such time, such as FAT, say when the content was modified.
+
+        Raises:
+            OSError: there is no such file.
+        """
+        if isinstance(file, Path):
+            handle = opened_handle(str(file), _READ_ATTRIBUTES, OPEN_EXISTING)
+            descriptor = msvcrt.open_osfhandle(handle, os.O_RDONLY)
+            try:
+                return status_and_change(descriptor)
+            finally:
+                os.close(descriptor)
+        status, basic = os.fstat(file), _BasicInformation()
+        handle = msvcrt.get_osfhandle(file)
+        size = ctypes.sizeof(basic)
+        if not _kernel.GetFileInformationByHandleEx(handle, _BASIC_INFORMATION, ctypes.byref(basic), size):
+            raise system_error(ctypes.get_last_error())
+        return status, (basic.changed - _EPOCH) * 100 if basic.changed else status.st_mtime_ns
+
 else:
     import fcntl
 
@@ -131,3 +170,12 @@ else:
     def occupied(status: os.stat_result) -> int:
         """Bytes that a file takes on its disk."""
         return status.st_blocks * 512
+
+    def status_and_change(file: Path | int) -> tuple[os.stat_result, int]:
+        """The status of a path or descriptor, and when content or status last changed (ns since 1970).
+
+        Raises:
+            OSError: there is no such file.
+        """
+        status = os.stat(file)  # noqa: PTH116 (a path or a descriptor)
+        return status, status.st_ctime_ns

@@ -7,17 +7,18 @@ ctime too; then only its content can show whether it has changed.
 
 The device number is deliberately left out. It is not stable across reboots on network and overlay file
 systems, and a file on another device with the same inode and the same times to the nanosecond is a copy of
-the whole file system. On Windows, ctime is the time of creation and says nothing about later writes.
+the whole file system.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from edgespec.files.sharing import status_and_change
 
 # The coarsest file time stamps; two writes within this interval may leave the same times.
 _COARSEST_NS = 2_000_000_000
@@ -39,18 +40,14 @@ class FileState:
     changed_ns: int
 
     @classmethod
-    def of(cls, path: Path) -> FileState:
-        """The state of the file at a path, following links.
+    def of(cls, file: Path | int) -> FileState:
+        """The state of the file at a path, following links, or of an open file's descriptor.
 
         Raises:
             OSError: there is no such file.
         """
-        return cls.of_status(path.stat())
-
-    @classmethod
-    def of_status(cls, status: os.stat_result) -> FileState:
-        """The state in a result of stat or fstat."""
-        return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        status, changed_ns = status_and_change(file)
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns, changed_ns)
 
     @property
     def settled(self) -> bool:

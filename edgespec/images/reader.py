@@ -209,7 +209,11 @@ class ImageReader:
             case "damaged":
                 return UsageError(f"{name} is damaged or incomplete.", "Save or download it again.")
         if verdict.answer is None:
-            fault = "it takes too long" if verdict.why == "time" else f"{verdict.detail} in the child process"
+            fault = (
+                "it takes too long"
+                if verdict.why == "time"
+                else f"its child process crashed ({verdict.detail})"
+            )
             return UsageError(
                 f"{name} cannot be read with {projector.name}: {fault}.",
                 "Try another image, or get another conversion of the projector.",

@@ -12,8 +12,10 @@ _WINDOWS = {
     0xC000001D: "illegal instruction",
     0xC0000094: "arithmetic fault",
     0xC00000FD: "stack overflow",
+    0xC0000374: "heap corruption",
     0xC0000409: "abort",
 }
+_WINDOWS_CONTROL_C = 0xC000013A
 _NAMES = {
     "SIGILL": "illegal instruction",
     "SIGSEGV": "segmentation fault",
@@ -29,7 +31,8 @@ def describe_exit(returncode: int) -> str:
         return f"crashed ({fault})"
     if by := ending_signal(returncode):
         return f"was ended by {by}"
-    return f"ended with status {returncode}"
+    # Windows' own statuses are known by their hexadecimal digits.
+    return f"ended with status {returncode if returncode < 1 << 16 else f'0x{returncode:X}'}"
 
 
 def crash_fault(returncode: int | None) -> str:
@@ -45,6 +48,8 @@ def ending_signal(returncode: int | None) -> str:
     """The signal that ended a process other than by a fault, such as "SIGKILL"; empty if there was none."""
     if returncode is None or crash_fault(returncode):
         return ""
+    if sys.platform == "win32" and returncode & 0xFFFFFFFF == _WINDOWS_CONTROL_C:
+        return "Ctrl-C"
     return signal_name(returncode)
 
 

@@ -59,7 +59,7 @@ class Verdict:
 
     answer: Mapping[str, Any] | None  # what it returned; None if the child died first
     why: Why | None = None  # what ended the child, if anything did: a crash, or a limit that the caller set
-    detail: str = ""  # for messages, such as "SIGSEGV"
+    detail: str = ""  # for messages, such as "segmentation fault"
 
 
 def attempt_in_child(
@@ -108,8 +108,9 @@ def attempt_in_child(
     # Code that does not check what it allocates crashes where the system refuses memory. A bus error may be
     # a mapped file that was truncated, or a disk that failed.
     by_system = signal_name(done.returncode) == "SIGBUS" or memory_is_limited()
-    if started and crash_fault(done.returncode) and (memory_bytes is not None or not by_system):
-        return Verdict(None, "crash", signal_name(done.returncode) or describe_exit(done.returncode))
+    fault = crash_fault(done.returncode)
+    if started and fault and (memory_bytes is not None or not by_system):
+        return Verdict(None, "crash", fault)
     last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
     ended = describe_exit(done.returncode)
     raise InconclusiveTrial(subject, f"{ended}: {last[0]}" if last and done.returncode > 0 else ended)

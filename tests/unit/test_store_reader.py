@@ -89,8 +89,8 @@ def test_a_pack_overwritten_in_use_is_damaged(file: Path, memory: memoryview) ->
     overwrite(file, BLOCK)
     with pytest.raises(DamagedPack, match="is damaged, and was removed"):
         reader.read([first], [memory])
-    assert not file.exists()
     reader.close()
+    assert not file.exists()
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,13 @@ from __future__ import annotations
 import hashlib
 import math
 import mmap
-import os
 import struct
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ModelFileError
+from edgespec.files.state import FileState
 from edgespec.models.gguf.cursor import (
     ARRAY,
     DOWNLOAD_AGAIN,
@@ -49,13 +48,10 @@ _MAX_ENTRIES = 2**16
 _MAX_TENSORS = 2**19
 _MAX_STRINGS = 2**23
 _MAX_READ_HEADERS = 64
-_SETTLED_S = 2  # file systems' clocks tick at least this often
 _MIN_ENTRY_BYTES = 8 + 1 + 4 + 1  # key length, shortest key, type, shortest value
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # name length, dimension count, one dimension, type, offset
 
-_Version = tuple[int, int, int, int, int]  # device, inode, bytes, times of the last changes
-
-_read_headers: dict[Path, tuple[_Version, GGUFHeader]] = {}
+_read_headers: dict[Path, tuple[FileState, GGUFHeader]] = {}
 
 
 def read_header(path: Path) -> GGUFHeader:
@@ -73,27 +69,20 @@ def read_header(path: Path) -> GGUFHeader:
         with path.open("rb") as file:
             if not file.peek(1):
                 raise ModelFileError(f"{path} is empty.", DOWNLOAD_AGAIN)
-            version = _version(file.fileno())
+            state = FileState.of(file.fileno())
+            settled = state.settled
             known = _read_headers.get(path)
-            if version is not None and known is not None and known[0] == version:
+            if known is not None and known[0] == state:
                 return known[1]
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 header = _HeaderReader(Cursor(path, data)).read()
     except OSError as error:
         raise unreadable(path, error) from error
-    if version is not None:
+    if settled:
         if len(_read_headers) >= _MAX_READ_HEADERS:
             _read_headers.clear()
-        _read_headers[path] = version, header
+        _read_headers[path] = state, header
     return header
-
-
-def _version(file: int) -> _Version | None:
-    """Identify the contents of an open file; None if it may have changed within the clock's resolution."""
-    status = os.fstat(file)
-    if time.time() - max(status.st_mtime, status.st_ctime) < _SETTLED_S:
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def read_header_bytes(name: Path, data: bytes, file_bytes: int) -> GGUFHeader:
