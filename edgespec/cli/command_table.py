@@ -190,6 +190,15 @@ class RootGroup(HelpGroup):
         super().__init__(**options)
         self.commands = LazyCommands(COMMANDS)  # type: ignore[assignment]
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:  # Typer would end the program without a word
+            from edgespec.cli.screen.terminal import Terminal
+
+            Terminal().note(str(stop) or "Interrupted.")
+            raise typer.Exit(130) from None
+
     def overview(self) -> Iterator[tuple[str, str, str | None]]:
         for name, command in COMMANDS.items():
             yield name, command.summary, command.panel

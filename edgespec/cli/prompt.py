@@ -30,7 +30,7 @@ from edgespec.cli.options.declaration import option
 from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.cli.utf8 import as_text, decoded
 from edgespec.config import OPTIONS
-from edgespec.errors import UsageError
+from edgespec.errors import ModelFileError, UsageError
 from edgespec.files.user_folders import expanded
 
 FirstWord = Annotated[
@@ -56,7 +56,7 @@ NamedModel = Annotated[
     ),
 ]
 
-_HINT = "Use --model NAME for a model, -p TEXT for a prompt; a prompt of several words needs quotes."
+_HINT = "If it is a prompt, use -p TEXT; several words need quotes."
 _PATH_STARTS = ("/", "./", "../", "~")
 _NAME = re.compile(r"[\w.+-][\w.@/+-]{0,200}(:[\w.-]+)?", re.ASCII)
 
@@ -83,7 +83,7 @@ def model_and_prompt(
     match words:
         case [name, text]:
             if not is_model(name):
-                raise UsageError(f"There is no model '{_short(name)}'.", _HINT)
+                raise _unknown(name)
             return name, text
         case [word] if not takes_prompt or (not model_is_given and is_model(word)):
             if takes_prompt:
@@ -100,15 +100,18 @@ def model_and_prompt(
 
 def is_model(word: str) -> bool:
     """True if an argument names a model, rather than being a prompt."""
-    from edgespec.models.hub import catalog
-
     if _is_known(word):
         return True
     if not _NAME.fullmatch(word):
         return False
-    close = catalog.close_names(word, 1)
-    meant = f" Did you mean {close[0]}?" if close else ""
-    raise UsageError(f"There is no model '{word}'.{meant}", _HINT)
+    raise _unknown(word)
+
+
+def _unknown(word: str) -> ModelFileError:
+    from edgespec.models.hub import catalog
+
+    error = catalog.unknown_model(_short(word))
+    return ModelFileError(error.what, f"{error.hint} {_HINT}")
 
 
 def _check_file(model: str) -> None:

@@ -457,7 +457,7 @@ def test_damage_by_a_mirror_is_noticed(server: HubServer, hub: Hub, lacks: set[s
 )
 def test_a_download_of_unknown_size_resumes_after_a_kill(server: HubServer, hub: Hub, more: set[str]) -> None:
     server.lacks = frozenset({"sizes", "endurance", *more})
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="the same command resumes the download"):
         pull(name(f"{REPO}:Q4_K_M"), interrupted_at("trying again"), hub=hub)
     kept = server.sent
     server.lacks -= {"endurance"}

@@ -186,7 +186,7 @@ def test_a_request_that_was_interrupted_is_answered_by_the_next_run(
             os.kill(os.getpid(), signal.SIGINT)
 
     engine.on_word = interrupt
-    assert run(lines) == (130, "Interrupted at line 2. 1 answered.\n")
+    assert run(lines) == (130, "Interrupted at line 2. 1 answered. The same command continues there.\n")
     assert [outline(r) for r in records(answers.read_text())] == [("a", 200, [ANSWER])]
     engine.on_word = lambda _: None
     assert run(lines) == (0, "2 answered, 1 already done.\n")

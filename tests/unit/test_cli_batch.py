@@ -122,7 +122,9 @@ def test_an_interrupted_run_continues(
 
     engine.on_word = interrupt
     assert main(command) == 130
-    assert capsys.readouterr().err == "Interrupted at line 2. 1 answered.\n"
+    assert capsys.readouterr().err == (
+        "Interrupted at line 2. 1 answered. The same command continues there.\n"
+    )
     engine.on_word = lambda _: None
     assert main(command) == 0
     results = records((tmp_path / "out.jsonl").read_text())

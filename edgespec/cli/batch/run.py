@@ -151,7 +151,8 @@ class BatchRun:
                 self._terminal,
             ):
                 place = f"at line {self._progress.line}. " if self._progress.line else ""
-                self._terminal.note(f"Interrupted {place}{self._summary()}")
+                resumes = " The same command continues there." if self._file is not None else ""
+                self._terminal.note(f"Interrupted {place}{self._summary()}{resumes}")
                 raise typer.Exit(interruption.exit_code)
         if self._file is not None:
             self._file.tidy(self._keys, ordered=self._ordered)

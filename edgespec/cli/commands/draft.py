@@ -78,8 +78,7 @@ def make(
         with terminal.working(long=True) as progress:
             made = make_for(target, options, progress)
     except KeyboardInterrupt:
-        terminal.note(f"Interrupted. {kept_of(target, options)}")
-        raise
+        raise KeyboardInterrupt(f"Interrupted. {kept_of(target, options)}") from None
     if as_json:
         results().record(made.to_json())
         return

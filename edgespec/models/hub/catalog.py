@@ -211,7 +211,7 @@ def resolve(
         return pull(hub_name, on_progress, hub=hub, fetch=fetch)
     if _looks_like_path(name):
         return FoundModel(path)  # reading it will say what is wrong
-    raise _unknown(name)
+    raise unknown_model(name)
 
 
 def _is_cached(name: HubName, hub: Hub | None) -> bool:
@@ -258,7 +258,8 @@ def is_installed(entry: CatalogEntry) -> bool:
     return bool(entry.package) and importlib.util.find_spec(entry.package) is not None
 
 
-def _unknown(name: str) -> ModelFileError:
+def unknown_model(name: str) -> ModelFileError:
+    """The error for a name that `resolve` does not know."""
     close = close_names(name)
     return ModelFileError(
         f"There is no model '{name}'.",

@@ -12,7 +12,8 @@ import hashlib
 import logging
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from io import BufferedRandom
 from pathlib import Path
@@ -44,7 +45,7 @@ def download(
     from huggingface_hub.utils import logging as hub_logging
 
     hub_logging.get_logger("huggingface_hub").setLevel(logging.ERROR)  # it prints addresses on stderr
-    with translated(hub, repository.repo):
+    with translated(hub, repository.repo), _continuing_later():
         _check_room(hub, repository, files)
         paths = [
             _fetch(hub, repository, file, _Report(on_progress, file, number, len(files)))
@@ -52,6 +53,15 @@ def download(
         ]
         make_newest(hub, repository)
     return paths
+
+
+@contextmanager
+def _continuing_later() -> Iterator[None]:
+    """Say at Ctrl-C that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("Interrupted; the same command resumes the download.") from None
 
 
 class _Report:
