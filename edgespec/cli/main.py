@@ -20,11 +20,31 @@ from edgespec.base.option import naming_flags
 from edgespec.cli import config_file as settings
 from edgespec.cli.command_table import RootGroup
 from edgespec.cli.standard_error import never_fail
-from edgespec.errors import EdgeSpecError
+from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.processes.children import child_environment
 from edgespec.version import __version__
 
 _HELP = {"-h", "--help"}
+# Options of llama.cpp by what they are here, or "" if that needs none. Short ones would be read letter by letter.
+LLAMA_CPPS = {
+    "--context": ["--ctx-size"],
+    "--max-tokens": ["--n-predict", "--predict"],
+    "--threads": ["-tb", "--threads-batch"],
+    "--gpu-layers": ["--n-gpu-layers"],
+    "--kv": ["-ctk", "-ctv", "--cache-type-k", "--cache-type-v"],
+    "--parallel": ["-np"],
+    "--draft": ["--model-draft", "--spec-draft-model"],
+    "--tree-budget": ["--draft-max", "--draft-min", "--draft-n", "--spec-draft-n-max"],
+    "--draft-device": ["-ngld", "--gpu-layers-draft"],
+    "--system": ["-sys", "--system-prompt"],
+    "--stop": ["-r", "--reverse-prompt"],
+    "--memory": ["--mmap", "--no-mmap", "--mlock", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", "-ot"],
+    "--think": ["--reasoning-budget"],
+    "edgespec chat": ["-cnv", "--conversation", "--interactive"],
+    "edgespec generate": ["-no-cnv", "--no-conversation"],
+    "edgespec serve with an embedding model": ["--embedding", "--embeddings", "--reranking"],
+    "": ["-fa", "--flash-attn", "-b", "--batch-size", "-ub", "--ubatch-size", "--jinja", "--no-warmup"],
+}
 _DELETE = ("rm", "remove", "--forget", "--yes")  # are never suggested
 
 app = typer.Typer(
@@ -68,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = with_bare_json(_as_options(arguments))
     _escape_unprintable()
     try:
+        _refuse_llama_cpps(arguments)
         with naming_flags():
             code = app(
                 args=arguments,
@@ -99,6 +120,15 @@ def _as_options(arguments: Sequence[str]) -> Sequence[str]:
         case ["--show-completion" | "--install-completion", shell] if not shell.startswith("-"):
             os.environ["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"  # takes names
     return arguments
+
+
+def _refuse_llama_cpps(arguments: Sequence[str]) -> None:
+    """Say what to use in place of llama.cpp's own options."""
+    given = {word.partition("=")[0] for word in arguments}
+    for own, names in LLAMA_CPPS.items():
+        for name in given.intersection(names):
+            hint = f"Use {own}." if own else "Leave it out: EdgeSpec decides that itself."
+            raise UsageError(f"{name} is an option of llama.cpp.", hint)
 
 
 def with_bare_json(arguments: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 
 import edgespec
 from edgespec.base.option import named, naming_flags
+from edgespec.cli.main import LLAMA_CPPS, main
 from edgespec.config import OPTIONS, TREES, Config
 from edgespec.errors import ContradictionError, UsageError
 from edgespec.generation.config import GenerationConfig
@@ -43,6 +44,14 @@ def flags() -> dict[str, list[str]]:
 def test_flags_and_variables_are_those_that_scripts_use() -> None:
     recorded = {form: words.split(", ") for form, words in json.loads(RECORD.read_text()).items()}
     assert flags() == recorded
+
+
+def test_options_of_llama_cpp_are_refused_by_naming_an_own_one(capsys: pytest.CaptureFixture[str]) -> None:
+    own = {name for _, command in leaf_commands() for one in command.params for name in one.opts}
+    assert own.isdisjoint(name for names in LLAMA_CPPS.values() for name in names)
+    assert own >= {name for name in LLAMA_CPPS if name.startswith("--")}
+    assert main(["generate", "-ctk", "q8_0", "-p", "Hi"]) == 2
+    assert capsys.readouterr().err == "Error: -ctk is an option of llama.cpp.\nUse --kv.\n"
 
 
 def test_the_library_takes_every_option() -> None:

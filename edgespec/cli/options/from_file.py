@@ -64,7 +64,7 @@ def message_of(error: Any) -> str:
     refusals: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     wanted = _NUMBERS.get(refusals[0]["type"]) if refusals else None
     if wanted is None:
-        return str(error.format_message())
+        return str(error.format_message()).replace("Value error, ", "")  # Pydantic's words
     return f"{max(error.param.opts, key=len)} must be {wanted}, not '{refusals[0]['input']}'."
 
 

@@ -30,7 +30,8 @@ def repository_table(found: RepositoryPlan) -> str:
         lines += [row[0], line] if len(row[0]) > _NAME else [line]
     lines.append("")
     if fastest is not None:
-        lines.append("* the fastest that loses less than 5%. In detail:")
+        if_there = ", if the repository has it" if found.guessed else ""
+        lines.append(f"* the fastest that loses less than 5%{if_there}. In detail:")
         lines.append(f"  edgespec plan {found.repo}:{fastest.name}")
     if any(file.here for file in found.files):
         lines.append("+ on this machine already")

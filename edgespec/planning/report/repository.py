@@ -74,6 +74,7 @@ class RepositoryPlan:
     repo: str
     files: tuple[FilePlan, ...]
     notes: tuple[str, ...] = ()
+    guessed: bool = False  # the Hub could not be asked, so these are the usual files
 
     @property
     def fastest(self) -> FilePlan | None:
@@ -126,6 +127,7 @@ def plan_repository(
         HubError: the Hub cannot be asked, and the catalog does not know the repository.
     """
     notes: list[str] = []
+    guessed = False
     hub = hub or Hub.from_environment()
     entry = catalog.entry_for(name.repo)
     cached = {model.paths[0] for model, _ in cached_models(hub, name.repo)}
@@ -138,7 +140,7 @@ def plan_repository(
         notes.append(
             f"{error.what} Sizes are approximate, from the catalog; the repository may not have every file."
         )
-        listed = list(_from_catalog(entry))
+        listed, guessed = list(_from_catalog(entry)), True
     else:
         if len(repository.models) < 2:
             return None
@@ -153,7 +155,8 @@ def plan_repository(
     files = [_planned(each, config, store, derived, on_progress, temperature) for each in listed]
     if not files:
         return None
-    return RepositoryPlan(name.repo, tuple(sorted(files, key=lambda file: file.n_bytes)), tuple(notes))
+    files.sort(key=lambda file: file.n_bytes)
+    return RepositoryPlan(name.repo, tuple(files), tuple(notes), guessed)
 
 
 def _from_catalog(entry: catalog.CatalogEntry) -> Iterator[_Listed]:
