@@ -25,7 +25,7 @@ from edgespec.processes.children import child_environment
 from edgespec.version import __version__
 
 _HELP = {"-h", "--help"}
-# Options of llama.cpp by what they are here, or "" if that needs none. Short ones would be read letter by letter.
+# Options of llama.cpp by what they are here; "" if nothing is. Short ones would be read letter by letter.
 LLAMA_CPPS = {
     "--context": ["--ctx-size"],
     "--max-tokens": ["--n-predict", "--predict"],
