@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import sys
-from importlib import metadata
 from pathlib import Path
 
 from edgespec.base.prebuilt import PACKAGE, installed_wheel
@@ -68,6 +67,8 @@ def _uninstall_wheel() -> str:
 
 def _llama_cpp() -> str:
     """Return the requirement of this version of EdgeSpec."""
+    from importlib import metadata  # takes long to import
+
     try:
         required = metadata.requires("edgespec") or []
     except metadata.PackageNotFoundError:

@@ -1,8 +1,7 @@
 """The wheel of llama.cpp's libraries (edgespec-llama), and which folder llama-cpp-python loads them from.
 
 llama-cpp-python looks into LLAMA_CPP_LIB_PATH when it is imported, and OpenMP at its own variables when it is
-loaded, so `prepare_loading` must have been called by then. The packages that import llama-cpp-python call it
-first.
+loaded. So `kernels.bindings`, which imports llama-cpp-python, calls `prepare_loading` first.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 VARIABLE = "LLAMA_CPP_LIB_PATH"
@@ -86,6 +84,8 @@ def misfit() -> str:
 
 
 def _version(package: str) -> str:
+    from importlib import metadata  # takes long to import
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

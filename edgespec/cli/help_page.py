@@ -14,6 +14,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from edgespec.cli.options.plain_values import convert_plainly
+
 _NARROW = 60  # columns; below, what an option does stands under it
 _WIDEST = 100
 _MARGIN = 30  # most columns for names, with the space around them
@@ -29,7 +31,17 @@ def use_for(app: typer.Typer) -> None:
             use_for(group.typer_instance)
 
 
-class HelpCommand(TyperCommand):
+class _PlainParameters:
+    """Commands that convert plain values by themselves."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in found:
+            convert_plainly(parameter)
+        return found
+
+
+class HelpCommand(_PlainParameters, TyperCommand):
     """A command with such a page."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -39,7 +51,7 @@ class HelpCommand(TyperCommand):
 _OTHER_NAMES = {"rm": "remove", "remove": "rm", "ls": "list"}
 
 
-class HelpGroup(TyperGroup):
+class HelpGroup(_PlainParameters, TyperGroup):
     """A group of commands with such a page, which can be called by names from elsewhere, too."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

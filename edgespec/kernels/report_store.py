@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-import llama_cpp
 from filelock import FileLock, Timeout
 
 from edgespec.base.prebuilt import VARIABLE as LLAMA_CPP_FOLDER
 from edgespec.errors import BackendError
 from edgespec.files.small_json import read_json, remembered
 from edgespec.kernels import ggml
+from edgespec.kernels.bindings import llama_cpp
 from edgespec.kernels.native import build, library
 from edgespec.kernels.report import TrialReport
 from edgespec.kernels.setting import (

@@ -6,10 +6,9 @@ import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
-import llama_cpp
-
 from edgespec.base.prebuilt import COMPILED, FOLDER, WHEEL, wheel_in_use
 from edgespec.kernels import ggml
+from edgespec.kernels.bindings import llama_cpp
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.device_failures import lost_devices
 from edgespec.models.gguf.types import GGUFHeader

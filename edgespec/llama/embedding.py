@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import llama_cpp
 import numpy as np
 
 from edgespec.errors import BackendError
+from edgespec.kernels.bindings import llama_cpp
 from edgespec.llama.runtime.abort import AbortFlag
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context, FloatArray

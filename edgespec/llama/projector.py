@@ -16,12 +16,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from edgespec.base.prebuilt import VARIABLE as LLAMA_CPP_FOLDER
+from edgespec.kernels.bindings import llama_cpp, without_classes
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.llama.runtime.model import Model
 from edgespec.printable import one_line
@@ -43,7 +43,8 @@ def load_library() -> ModuleType:
     if FOLDER not in os.environ and LLAMA_CPP_FOLDER in os.environ:
         os.environ[FOLDER] = os.environ[LLAMA_CPP_FOLDER]
     try:
-        from llama_cpp import mtmd_cpp
+        with without_classes():
+            from llama_cpp import mtmd_cpp
     except (OSError, RuntimeError, AttributeError) as error:  # whatever loading a library raises
         raise NoImageLibrary(str(error)) from error
     return mtmd_cpp

@@ -23,8 +23,7 @@ _LOG_LEVEL_ERROR = 4  # GGML_LOG_LEVEL_ERROR; llama-cpp-python has no name for i
 def run(request: dict[str, Any]) -> dict[str, Any]:
     """Do what `request` asks. Returns what went wrong; empty if nothing did."""
     try:
-        import llama_cpp
-
+        from edgespec.kernels.bindings import llama_cpp
         from edgespec.kernels.ggml.functions import load_backends
     except (ImportError, OSError, RuntimeError) as error:
         return {"stage": "import", "reason": str(error)}

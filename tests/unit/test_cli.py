@@ -31,7 +31,7 @@ from tests.unit.talking import TalkingEngine, records
 SLOW_TO_IMPORT = [
     "torch",
     "numpy",
-    "llama_cpp",
+    "llama_cpp.llama_cpp",
     "huggingface_hub",
     "prompt_toolkit",
     "jinja2",
@@ -74,8 +74,18 @@ def test_help_imports_nothing_slow() -> None:
     assert found.stdout == "[]\n"
 
 
+def test_plain_options_are_converted_without_pydantic() -> None:
+    program = (
+        "import sys; from edgespec.cli.main import main; "
+        "main(['generate', '-m', 'nosuch.gguf', '-p', 'a b', '--max-tokens', '3', '--temperature', '0.5']); "
+        "print('edgespec.cli.commands.generate' in sys.modules, 'pydantic' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "True False"
+
+
 def test_list_asks_nothing_of_the_network_or_of_models() -> None:
-    slow = ("httpx2", "llama_cpp", "numpy", "huggingface_hub.utils", "edgespec.generation.config")
+    slow = ("httpx2", "llama_cpp.llama_cpp", "numpy", "huggingface_hub.utils", "edgespec.generation.config")
     program = (
         "import sys; from edgespec.cli.main import main; main(['list']); "
         f"print([m for m in {slow} if m in sys.modules])"

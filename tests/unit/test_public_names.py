@@ -11,7 +11,7 @@ from edgespec.generation.result import Chunk, Generation, MemoryUse, PassRecord,
 
 
 def test_dir_has_the_names_that_are_imported_on_first_use() -> None:
-    program = "import edgespec, sys; print(*dir(edgespec)); print('llama_cpp' in sys.modules)"
+    program = "import edgespec, sys; print(*dir(edgespec)); print('llama_cpp.llama_cpp' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     names, imported = done.stdout.splitlines()
     assert {n for n in names.split() if not n.startswith("_")} == {*edgespec.__all__} - {"__version__"}
@@ -31,6 +31,17 @@ def test_opening_an_engine_imports_what_every_engine_needs() -> None:
     assert len(imported) <= MOST_MODULES
     seldom = ("workers.", "heads.eagle", "heads.head_context", "offload.weights", "text.calls.", "serving.")
     assert not [name for name in imported if name.startswith(tuple(f"edgespec.{part}" for part in seldom))]
+
+
+def test_llama_cpp_pythons_classes_are_not_imported_and_left_to_others() -> None:
+    program = (
+        "import edgespec.loading.load, sys\n"
+        "print('jinja2' in sys.modules, 'llama_cpp.llama' in sys.modules)\n"
+        "from edgespec.kernels import bindings; import llama_cpp\n"
+        "print(llama_cpp.llama_decode is bindings.llama_cpp.llama_decode, llama_cpp.Llama.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["False False", "True Llama"]
 
 
 def test_settings_are_shown_where_they_differ_from_the_defaults() -> None:

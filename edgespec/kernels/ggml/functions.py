@@ -8,12 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
-from llama_cpp._ctypes_extensions import load_shared_library
-
 from edgespec.base.installation import install_command
 from edgespec.base.libraries import library_of
 from edgespec.errors import BackendError
+from edgespec.kernels.bindings import llama_cpp, load_shared_library
 from edgespec.kernels.ggml.structs import (
     POINTER,
     SIZE,

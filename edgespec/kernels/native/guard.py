@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-import llama_cpp
-
+from edgespec.kernels.bindings import llama_cpp
 from edgespec.kernels.ggml import Address, exported, functions
 from edgespec.kernels.native.library import compiled_functions
 

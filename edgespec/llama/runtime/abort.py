@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import llama_cpp
-
 from edgespec.base.libraries import c_library
+from edgespec.kernels.bindings import llama_cpp
 
 
 class DecodeAborted(Exception):

@@ -10,10 +10,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-import llama_cpp
-
 from edgespec.base.prebuilt import wheel_in_use
 from edgespec.kernels import ggml
+from edgespec.kernels.bindings import llama_cpp
 from edgespec.kernels.layouts import available_layouts, kernels_identity
 from edgespec.printable import one_line
 

@@ -6,11 +6,11 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ModelFileError
+from edgespec.kernels.bindings import llama_cpp
 from edgespec.kernels.ggml.tensors import dequantized
 from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.header import read_header

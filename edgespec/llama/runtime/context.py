@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.base.option import named
 from edgespec.errors import BackendError, ContextLengthError, EdgeSpecError, MemoryLimitError
+from edgespec.kernels.bindings import llama_cpp
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.native import library
 from edgespec.kernels.native.guard import CallFailed

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import llama_cpp
-
 from edgespec.kernels import ggml
+from edgespec.kernels.bindings import llama_cpp
 from edgespec.kernels.ggml import Address
 from edgespec.llama.runtime.weight_store import BufferTypes
 from edgespec.models.gguf.layers import pattern_of

@@ -11,9 +11,8 @@ import ctypes
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-import llama_cpp
-
 from edgespec.kernels import ggml
+from edgespec.kernels.bindings import llama_cpp
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.native.library import STATE_OPERATIONS, StateBranching
 from edgespec.kernels.watch import Gate, Watch

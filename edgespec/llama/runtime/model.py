@@ -9,10 +9,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
-import llama_cpp
-
 from edgespec.errors import BackendError, DeviceLostError, EdgeSpecError, MemoryLimitError, ModelFileError
 from edgespec.files.state import FileState, states_of
+from edgespec.kernels.bindings import llama_cpp
 from edgespec.kernels.layouts import ModelKernels
 from edgespec.kernels.native.guard import call_guard
 from edgespec.kernels.native.offload import SentProducts, keep_views, sent_products

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import llama_cpp
 import numpy as np
 
 from edgespec.errors import BackendError
+from edgespec.kernels.bindings import llama_cpp
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.llama.runtime.context import Context, FloatArray
 

@@ -20,12 +20,12 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.base.option import named
 from edgespec.errors import BackendError, ContextLengthError
+from edgespec.kernels.bindings import llama_cpp
 
 Result = TypeVar("Result")
 
