@@ -141,14 +141,16 @@ class ChatTemplate:
     def _takes_only_parts(self) -> bool:
         """Try whether a text is shown as a list of parts, and not as it is."""
         probe = {"role": "user", "content": str(secrets.randbits(64))}
-        if self._shows(probe["content"], [probe]):
+        try:
+            shown = self._shows(probe["content"], [probe])
+            return not shown and self._shows(probe["content"], in_parts([probe]))
+        except TemplateError:  # it exceeds a limit, which each further attempt would take as long to find
             return False
-        return self._shows(probe["content"], in_parts([probe]))
 
     def _shows(self, text: str, messages: Sequence[Message]) -> bool:
         choices: tuple[dict[str, Any], ...] = ({}, {"tools": []})
         for variables in choices:
-            with contextlib.suppress(TemplateError):
+            with contextlib.suppress(_Refused):
                 if text in self._render(messages, True, variables):
                     return True
         return False
