@@ -1,4 +1,4 @@
-"""Commands for hints: only those that exist where EdgeSpec is installed."""
+"""Commands for hints: only those that exist where EdgeSpec is installed, in PowerShell's words on Windows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from pathlib import Path
 
 from edgespec.base.prebuilt import PACKAGE, installed_wheel
 
+POWERSHELL = sys.platform == "win32"
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "setup.py"
+_PYTHON = "py" if POWERSHELL else "python3"
+_THEN = "; " if POWERSHELL else " && "  # Windows' own PowerShell has no other
 
 
 def module_command(module: str) -> str:
@@ -23,6 +26,8 @@ def module_command(module: str) -> str:
     if found is not None and Path(found).absolute().parent == here.parent:
         return f"python -m {module}"
     program = here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here
+    if POWERSHELL:
+        return f'& "{program}" -m {module}'
     return f"{shlex.quote(str(program))} -m {module}"
 
 
@@ -35,7 +40,7 @@ def install_command(*, rebuild: bool = False, environment: str = "") -> str:
     """
     first = _uninstall_wheel() if rebuild else ""
     if _SCRIPT.exists():
-        return f"{first}python3 {_from_here(_SCRIPT)}{' --rebuild' if rebuild else ''}"
+        return f"{first}{_PYTHON} {_from_here(_SCRIPT)}{' --rebuild' if rebuild else ''}"
     if not rebuild:
         return f"pip install '{_llama_cpp()}'"
     return compile_command("-DGGML_NATIVE=ON -DGGML_RPC=ON", environment=environment)
@@ -47,8 +52,9 @@ def compile_command(arguments: str, *, environment: str = "") -> str:
     Args:
         environment: variables for the compiler.
     """
+    setting = f'$env:CMAKE_ARGS = "{arguments}"; ' if POWERSHELL else f'CMAKE_ARGS="{arguments}" '
     return (
-        f'{_uninstall_wheel()}{environment}{" " if environment else ""}CMAKE_ARGS="{arguments}" pip install '
+        f"{_uninstall_wheel()}{environment}{' ' if environment else ''}{setting}pip install "
         f"--force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python '{_llama_cpp()}'"
     )
 
@@ -62,7 +68,7 @@ def _from_here(path: Path) -> str:
 
 def _uninstall_wheel() -> str:
     """The beginning of a command that compiles llama.cpp: the wheel would be used in its place."""
-    return f"pip uninstall -y {PACKAGE} && " if installed_wheel() is not None else ""
+    return f"pip uninstall -y {PACKAGE}{_THEN}" if installed_wheel() is not None else ""
 
 
 def _llama_cpp() -> str:

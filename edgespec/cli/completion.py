@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,9 +52,9 @@ class Completer:
 
 def paths(typed: str) -> list[str]:
     """Files and folders that begin with `typed`; folders end with a slash."""
-    folder, _, start = typed.rpartition("/")
-    base = expanded(folder + "/" if folder or typed.startswith("/") else ".")
-    prefix = typed[: len(typed) - len(start)]
+    at = max(typed.rfind("/"), typed.rfind(os.sep)) + 1
+    prefix, start = typed[:at], typed[at:]
+    base = expanded(prefix or ".")
     try:
         entries = sorted(base.iterdir())
     except OSError:

@@ -17,6 +17,9 @@ from typing import Protocol, TypeVar
 
 _T = TypeVar("_T")
 
+# Of services, and of Ctrl-Break and a console that closes on Windows.
+ENDING = tuple(signal.Signals[name] for name in ("SIGTERM", "SIGBREAK") if hasattr(signal, name))
+
 
 class Cancellable(Protocol):
     """An activity that can be stopped from another thread."""

@@ -234,11 +234,15 @@ def _verbose(arguments: Sequence[str]) -> bool:
 
 
 def _escape_unprintable() -> None:
-    """Have a terminal that is not UTF-8 show '\\u2026' instead of ending the program."""
+    """Have a terminal that is not UTF-8 show '\\u2026' instead of ending the program.
+
+    Files and pipes get UTF-8, as they must give, unless the user chose otherwise.
+    """
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(errors="backslashreplace")
+            chosen = stream.isatty() or "PYTHONIOENCODING" in os.environ
+            reconfigure(encoding=None if chosen else "utf-8", errors="backslashreplace")
 
 
 def _flush_results() -> None:

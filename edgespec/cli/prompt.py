@@ -16,22 +16,23 @@ from __future__ import annotations
 import io
 import os
 import re
-import select
 import stat
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from edgespec.base.installation import POWERSHELL
 from edgespec.cli.completion import complete_model
 from edgespec.cli.options.declaration import option
 from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.cli.utf8 import as_text, decoded
 from edgespec.config import OPTIONS
 from edgespec.errors import ModelFileError, UsageError
-from edgespec.files.user_folders import expanded
+from edgespec.files.user_folders import begins_as_path, expanded
 
 FirstWord = Annotated[
     str | None,
@@ -57,7 +58,6 @@ NamedModel = Annotated[
 ]
 
 _HINT = "If it is a prompt, use -p TEXT; several words need quotes."
-_PATH_STARTS = ("/", "./", "../", "~")
 _NAME = re.compile(r"[\w.+-][\w.@/+-]{0,200}(:[\w.-]+)?", re.ASCII)
 
 
@@ -119,7 +119,7 @@ def _check_file(model: str) -> None:
     from edgespec.models.gguf.header import read_header
     from edgespec.models.hub import catalog
 
-    if model.lower().endswith(".gguf") or model.startswith(_PATH_STARTS):
+    if model.lower().endswith(".gguf") or begins_as_path(model):
         read_header(catalog.find(model, fetch=False))
 
 
@@ -132,12 +132,12 @@ def _is_known(word: str) -> bool:
     path = expanded(word)
     spaced = not word or bool(re.search(r"\s", word))
     if word.lower().endswith(".gguf"):
-        return not spaced or word.startswith(_PATH_STARTS) or _holds(path.is_file)
+        return not spaced or begins_as_path(word) or _holds(path.is_file)
     if _holds(lambda: _has_magic(path)):
         return True
     if spaced:
         return False
-    if word.startswith(_PATH_STARTS) or _holds(lambda: path.is_dir() and bool(catalog.models_in(path))):
+    if begins_as_path(word) or _holds(lambda: path.is_dir() and bool(catalog.models_in(path))):
         return True
     if not _NAME.fullmatch(word):
         return False
@@ -178,6 +178,9 @@ def _has_magic(path: Path) -> bool:
 
 
 _PATIENCE_S = 2.0
+_WAITING = "Waiting for text on standard input. If there is none, " + (
+    "put this before the command: $null |" if POWERSHELL else "add: </dev/null"
+)
 _MAX_BYTES = 64 << 20
 
 
@@ -216,8 +219,12 @@ def _mode() -> int:
 
 
 def _read(terminal: Terminal) -> str:
-    _note_waiting(terminal)
+    waiting = threading.Timer(_PATIENCE_S, terminal.note, (_WAITING,))
     try:
+        if stat.S_ISFIFO(_mode()):  # without a word, an open pipe looks like a program that hangs
+            waiting.start()
+            sys.stdin.buffer.peek(1)  # type: ignore[union-attr]
+            waiting.cancel()
         data = sys.stdin.buffer.read(_MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(
@@ -226,12 +233,3 @@ def _read(terminal: Terminal) -> str:
     if len(data) > _MAX_BYTES:
         raise UsageError(f"Standard input has more than {_MAX_BYTES >> 20} MiB.", "Use a part of it.")
     return decoded(data, "The text on standard input").removesuffix("\n").removesuffix("\r")
-
-
-def _note_waiting(terminal: Terminal) -> None:
-    """Note that standard input is awaited: without it, an open pipe looks like a program that hangs."""
-    if os.name != "posix" or not stat.S_ISFIFO(_mode()):
-        return
-    ready, _, _ = select.select([sys.stdin], [], [], _PATIENCE_S)
-    if not ready:
-        terminal.note("Waiting for text on standard input. If there is none, add: </dev/null")

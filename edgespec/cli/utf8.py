@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import codecs
+import errno
+import os
 import stat
 from pathlib import Path
 
+from edgespec.base.installation import POWERSHELL
 from edgespec.errors import UsageError
 from edgespec.files.user_folders import expanded
 
-_CONVERT = "Convert it first, for example with: iconv -f WINDOWS-1252 -t UTF-8"
 MAX_BYTES = 4 << 20  # of a file with text
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -20,7 +22,9 @@ def read_text(name: str) -> str:
     try:
         mode = path.stat().st_mode
         # Others may never end, or wait for somebody to write.
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (stat.S_ISFIFO(mode) and _is_open_here(path))):
+        if stat.S_ISDIR(mode):  # Windows would say that permission is denied
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not (stat.S_ISREG(mode) or (stat.S_ISFIFO(mode) and _is_open_here(path))):
             raise UsageError(f"{name} is not a regular file.", "Name a text file.")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -50,17 +54,23 @@ def decoded(data: bytes, name: str) -> str:
         UsageError: it is not valid UTF-8; the message names the first wrong byte, its offset and its line.
     """
     if data.startswith(UTF16):
-        raise UsageError(
-            f"{name} is UTF-16, not UTF-8.", "Convert it first, for example with: iconv -f UTF-16 -t UTF-8"
-        )
+        raise UsageError(f"{name} is UTF-16, not UTF-8.", _conversion("UTF-16"))
     try:
         return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         place = f"offset {error.start}" + (f", on line {line}" if b"\n" in data.rstrip() else "")
         raise UsageError(
-            f"{name} is not valid UTF-8: byte 0x{data[error.start]:02x} at {place}.", _CONVERT
+            f"{name} is not valid UTF-8: byte 0x{data[error.start]:02x} at {place}.",
+            _conversion("WINDOWS-1252"),
         ) from error
+
+
+def _conversion(encoding: str) -> str:
+    command = f"iconv -f {encoding} -t UTF-8"
+    if POWERSHELL:  # which recognizes UTF-16 by itself
+        command = "Get-Content OLD -Encoding Default | Set-Content NEW -Encoding utf8"
+    return f"Convert it first, for example with: {command}"
 
 
 def as_text(argument: str, name: str) -> str:

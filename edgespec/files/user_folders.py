@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -10,6 +11,8 @@ from typing import Literal
 import platformdirs
 
 from edgespec.errors import UsageError
+
+_PATH_BEGINNING = re.compile(rf"~|\.{{0,2}}[{re.escape(os.sep + (os.altsep or ''))}]|[A-Za-z]:[\\/]")
 
 
 def cache_folder() -> Path:
@@ -35,6 +38,11 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
         path = url2pathname(urlsplit(os.fspath(path)).path)
     return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises RuntimeError)
+
+
+def begins_as_path(text: str) -> bool:
+    """True if a text can be nothing but a path: with a home folder, a dot, a slash or a drive before it."""
+    return _PATH_BEGINNING.match(text) is not None
 
 
 def in_home(path: str) -> Path:

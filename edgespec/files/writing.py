@@ -214,7 +214,7 @@ class _Ended(BaseException):
 
 @contextmanager
 def termination_raises() -> Iterator[None]:
-    """Raise an exception on SIGTERM and SIGHUP in this block, so that `finally` clauses run.
+    """Raise an exception on SIGTERM, SIGHUP and SIGBREAK in this block, so that `finally` clauses run.
 
     At the end of the block the signal ends the program, as it would have at once. Signals that are ignored
     or have a handler are left alone. Outside the main thread, where Python delivers no signals, this does
@@ -223,7 +223,7 @@ def termination_raises() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    names = ("SIGTERM", "SIGHUP")
+    names = ("SIGTERM", "SIGHUP", "SIGBREAK")
     ending = [number for name in names if (number := getattr(signal, name, None)) is not None]
     ending = [number for number in ending if signal.getsignal(number) is signal.SIG_DFL]
     came = 0

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from platformdirs import user_cache_path
 
 from edgespec.files.small_json import save_json
+from edgespec.files.user_folders import cache_folder
 
 # Row rules, and what contexts allocate: both depend on the model's header, the build and the processor only.
 FINDINGS = {"rows": ("*.json",), "allocations": ("*.json",)}
@@ -34,7 +34,7 @@ def own_profiles() -> None:
 @pytest.fixture(autouse=True)
 def known_models(own_environment: None, shared_cache: Path, request: pytest.FixtureRequest) -> Iterator[None]:
     """Share findings about models between each test's own cache and earlier tests."""
-    cache = user_cache_path("edgespec")
+    cache = cache_folder()
     kinds = dict(FINDINGS)
     if "own_profiles" not in request.fixturenames:
         kinds["profiles"] = MEASURED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -111,7 +110,7 @@ def test_an_interrupt_while_a_context_is_made_arrives(
 
     def interrupted(lines: LogLines, level: int, text: str) -> None:
         monkeypatch.setattr(LogLines, "add", add)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         add(lines, level, text)
 
     with Model(short_path) as model:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 from pathlib import Path
@@ -82,7 +81,7 @@ def test_an_interrupted_choice_says_what_it_kept_and_continues(
     def save_and_interrupt(state: SavedMeasurements, key: str, value: object) -> None:
         save(state, key, value)
         if key == "candidate q4_0":
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
         patch.setattr(SavedMeasurements, "save", save_and_interrupt)

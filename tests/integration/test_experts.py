@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from platformdirs import user_cache_path
 
 import edgespec
 from edgespec.config import Config
@@ -19,6 +18,7 @@ from edgespec.costs.planned_weights import HitRates
 from edgespec.costs.planner import DraftingCosts, TargetPasses, predict
 from edgespec.engine.engine import Engine
 from edgespec.errors import ModelFileError, StreamError
+from edgespec.files.user_folders import cache_folder
 from edgespec.generation.config import GenerationConfig
 from edgespec.llama.quantize import make_drafter
 from edgespec.models.gguf.experts import layer_weights
@@ -278,7 +278,7 @@ def read_everything(model: Path) -> None:
 def test_a_damaged_record_is_noticed_before_use_and_the_pack_made_anew(mixture: Path) -> None:
     with load_streamed(mixture, pack="always") as engine:
         expected = expected_of(engine)
-    folder = user_cache_path("edgespec") / "packs"
+    folder = cache_folder() / "packs"
     (path,) = folder.glob("*.experts*.pack")
     good = path.read_bytes()
     weights = layer_weights(ModelFiles.of(read_header(mixture)))

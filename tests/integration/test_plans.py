@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from platformdirs import user_cache_path
 
 from edgespec.base.progress import no_progress
 from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import MemoryLimitError
+from edgespec.files.user_folders import cache_folder
 from edgespec.kernels.report import ROWS
 from edgespec.llama.row_rule import SPARING
 from edgespec.measure.derived_passes import DerivedPasses
@@ -68,7 +68,7 @@ def test_a_model_of_the_catalog_is_planned_without_a_network(
 ) -> None:
     hub = Hub("http://127.0.0.1:9", tmp_path / "hub")
     monkeypatch.setattr(Hub, "from_environment", classmethod(lambda _: hub))
-    store.put(disk_key(user_cache_path("edgespec")), DiskProfile(1e9, 1e9, 1 << 20, 1))
+    store.put(disk_key(cache_folder()), DiskProfile(1e9, 1e9, 1 << 20, 1))
     for type_id in BLOCK_SIZES:
         key = machine_identity() | {"threads": str(THREADS), "type": str(type_id)}
         store.put_products(key, [1e-10, 2e-10, 8e-10])

@@ -19,11 +19,11 @@ from typing import Any
 
 import psutil
 import pytest
-from platformdirs import user_cache_path
 
 from edgespec.api.limits import Limits
 from edgespec.engine.engine import Engine
 from edgespec.errors import MemoryLimitError
+from edgespec.files.user_folders import cache_folder
 from edgespec.text.encoding import Encoder
 from edgespec.text.template import ChatTemplate
 from tests.serving import CHAT, TEXT, Client, Running, end_of, load, serving, started
@@ -171,9 +171,7 @@ def test_a_damaged_pack_is_told_and_made_anew(q4_drafter_path: Path) -> None:
     with serving(partial(streamed, q4_drafter_path, pack="always")) as untouched:
         expected = untouched.text()
     with serving(loading) as server:
-        [pack] = [
-            path for path in (user_cache_path("edgespec") / "packs").iterdir() if path.suffix != ".lock"
-        ]
+        [pack] = [path for path in (cache_folder() / "packs").iterdir() if path.suffix != ".lock"]
         size = pack.stat().st_size
         with pack.open("r+b") as file:
             for place in range(size // 4, size, 4096):

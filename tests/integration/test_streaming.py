@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from platformdirs import user_cache_path
 
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.errors import StreamError
+from edgespec.files.user_folders import cache_folder
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.kernels import ggml
@@ -53,7 +53,7 @@ def bytes_of_layers(model: Path) -> int:
 
 
 def packs() -> list[Path]:
-    return [path for path in (user_cache_path("edgespec") / "packs").glob("*") if path.suffix != ".lock"]
+    return [path for path in (cache_folder() / "packs").glob("*") if path.suffix != ".lock"]
 
 
 @pytest.fixture(scope="module")

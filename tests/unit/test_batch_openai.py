@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -183,7 +182,7 @@ def test_a_request_that_was_interrupted_is_answered_by_the_next_run(
 
     def interrupt(word: int) -> None:
         if len(engine.asked) == 3 and word == 1:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     engine.on_word = interrupt
     assert run(lines) == (130, "Interrupted at line 2. 1 answered. The same command continues there.\n")
@@ -197,7 +196,7 @@ def test_an_interruption_is_told_on_standard_output(
     engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str], answers: Path, run: Run
 ) -> None:
     prompts = write_lines(tmp_path / "in.jsonl", request("a"))
-    engine.on_word = lambda _: os.kill(os.getpid(), signal.SIGINT)
+    engine.on_word = lambda _: signal.raise_signal(signal.SIGINT)
     assert main(["generate", "--input", str(prompts)]) == 130
     out = capsys.readouterr().out
     (result,) = records(out)

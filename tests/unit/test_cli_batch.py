@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import tracemalloc
 from collections import deque
@@ -118,7 +117,7 @@ def test_an_interrupted_run_continues(
 
     def interrupt(word: int) -> None:
         if len(engine.asked) == 2 and word == 1:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     engine.on_word = interrupt
     assert main(command) == 130

@@ -141,7 +141,7 @@ def test_retry_does_not_claim_that_another_answer_is_the_same(typed: Any, engine
     out, err, _ = typed("Hi", "/retry")
     assert (out, err) == ([ANSWER, "Grey.Red."], [])
     engine.on_word = lambda word: (
-        os.kill(os.getpid(), signal.SIGINT) if word == 1 and len(engine.asked) == 3 else None
+        signal.raise_signal(signal.SIGINT) if word == 1 and len(engine.asked) == 3 else None
     )
     _, err, _ = typed("Hi", "/retry")
     assert err == ["Stopped; the partial answer is kept. /continue resumes it."]
@@ -158,7 +158,7 @@ def test_editing_replaces_the_question(typed: Any) -> None:
 
 def test_going_on_extends_the_answer(typed: Any, engine: TalkingEngine) -> None:
     engine.on_word = lambda word: (
-        os.kill(os.getpid(), signal.SIGINT) if word == 1 and len(engine.asked) == 1 else None
+        signal.raise_signal(signal.SIGINT) if word == 1 and len(engine.asked) == 1 else None
     )
     out, err, session = typed("Hi", "/continue", "/regenerate")
     assert out == ["Blue", ANSWER, ANSWER]
@@ -264,7 +264,7 @@ def test_system_sets_the_prompt(typed: Any) -> None:
 
 def test_ctrl_c_in_an_answer_keeps_the_conversation(typed: Any, engine: TalkingEngine) -> None:
     engine.on_word = lambda word: (
-        os.kill(os.getpid(), signal.SIGINT) if word == 1 and len(engine.asked) == 1 else None
+        signal.raise_signal(signal.SIGINT) if word == 1 and len(engine.asked) == 1 else None
     )
     out, err, session = typed("Hi", "Go on")
     assert out == ["Blue", ANSWER]
@@ -275,7 +275,7 @@ def test_ctrl_c_in_an_answer_keeps_the_conversation(typed: Any, engine: TalkingE
 def test_ctrl_c_before_the_answer_claims_none(typed: Any, engine: TalkingEngine) -> None:
     """As while a long prompt is read."""
     engine.on_word = lambda word: (
-        os.kill(os.getpid(), signal.SIGINT) if word == 0 and len(engine.asked) == 2 else None
+        signal.raise_signal(signal.SIGINT) if word == 0 and len(engine.asked) == 2 else None
     )
     out, err, session = typed("Hi", "Go on", "/stats", "/retry")
     assert out == [ANSWER, ANSWER]

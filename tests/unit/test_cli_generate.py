@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -108,7 +107,7 @@ def test_a_system_prompt_makes_messages(engine: TalkingEngine) -> None:
 def test_ctrl_c_while_the_prompt_is_read_claims_no_answer(
     engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine.on_word = lambda word: os.kill(os.getpid(), signal.SIGINT) if word == 0 else None
+    engine.on_word = lambda word: signal.raise_signal(signal.SIGINT) if word == 0 else None
     assert main(["generate", "-p", "Hi", "--verbose"]) == 130
     out, err = capsys.readouterr()
     assert out == ""
@@ -120,7 +119,7 @@ def test_ctrl_c_while_the_prompt_is_read_claims_no_answer(
 def test_a_signal_keeps_what_was_written(
     number: signal.Signals, code: int, engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine.on_word = lambda word: os.kill(os.getpid(), number) if word == 1 else None
+    engine.on_word = lambda word: signal.raise_signal(number) if word == 1 else None
     assert main(["generate", "-p", "Hi"]) == code
     assert capsys.readouterr() == ("Blue\n", "Interrupted: the answer ends early.\n")
 

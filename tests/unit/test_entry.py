@@ -14,7 +14,7 @@ import os, signal, sys
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
         if name == "edgespec.cli.main":
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
 signal.signal(signal.SIGINT, {handler})
 sys.meta_path.insert(0, Interrupting())

@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
-from platformdirs import user_data_path
 
 from edgespec.cli.main import main
 from edgespec.cli.prompt import is_model
 from edgespec.cli.removal import plan_removal
 from edgespec.errors import ModelFileError
+from edgespec.files.user_folders import data_folder
 from edgespec.models.hub import catalog
 from edgespec.models.hub.external import display_name, external_models, find_external
 
@@ -141,7 +141,7 @@ def test_without_a_folder_of_ones_own_there_is_one_in_the_data_folder(
 ) -> None:
     monkeypatch.setenv("EDGESPEC_MODELS_FOLDER", "")  # so that it is put back after this test
     monkeypatch.delenv("EDGESPEC_MODELS_FOLDER")
-    folder = user_data_path("edgespec") / "models"
+    folder = data_folder() / "models"
     assert main(["config"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == f"Models folder: {folder} (does not exist)"
     path = gguf(folder / "dropped.gguf")

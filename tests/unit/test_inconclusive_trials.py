@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from platformdirs import user_cache_path
 
 from edgespec.api.refusals import refusal_for
 from edgespec.base.progress import no_progress
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.config import DevicesConfig
 from edgespec.errors import EdgeSpecError, InconclusiveTrial, ModelFileError
+from edgespec.files.user_folders import cache_folder
 from edgespec.generation.config import Grammar
 from edgespec.kernels import report_store
 from edgespec.kernels.device_speed import measure_speeds
@@ -87,14 +87,15 @@ def harm(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 def saved() -> set[Path]:
-    found = user_cache_path("edgespec").rglob("*")
+    found = cache_folder().rglob("*")
     return {path for path in found if path.is_file() and path.suffix != ".lock"}
 
 
 @pytest.fixture
 def new_model(smol_path: Path, tmp_path: Path) -> Path:
     """A model that no child has tried, and a folder of verdicts that no other test writes to."""
-    (user_cache_path("edgespec") / "vetted").unlink()
+    if (verdicts := cache_folder() / "vetted").is_symlink():
+        verdicts.unlink()
     model = small_model(smol_path)
     model.entries.append(Entry(b"general.description", STRING, str(tmp_path).encode()))
     path = tmp_path / "model.gguf"

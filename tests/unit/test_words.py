@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.main import main
-from edgespec.cli.prompt import is_model
+from edgespec.cli.prompt import _WAITING, is_model
 from edgespec.models.hub import catalog
 from tests.unit.talking import TalkingEngine
 
@@ -227,7 +227,7 @@ def test_a_pipe_that_nobody_writes_to_is_told(
     with os.fdopen(reader, encoding="utf-8") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         assert main(["generate", "-p", "Hi"]) == 0
-    assert told == ["Waiting for text on standard input. If there is none, add: </dev/null"]
+    assert told == [_WAITING]
     assert engine.asked[0][0] == "Hi"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import io
 import json
 import os
@@ -65,6 +66,8 @@ def _opened(name: str) -> io.BufferedReader:
     if not name:
         raise UsageError("--input is empty.", "Give a file to --input.")
     with _reading(name):
+        if Path(name).is_dir():  # Windows would say that permission is denied
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         return io.BufferedReader(io.FileIO(name), _HEAD_BYTES)
 
 

@@ -8,7 +8,6 @@ file, a second run does only what is missing there.
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -25,7 +24,7 @@ from edgespec.cli.batch.answering import BatchRequests, answer_all, explained
 from edgespec.cli.batch.input_file import Input, InputSummary, open_input, read_jobs, summarize_input
 from edgespec.cli.batch.job import Job, JobQueue
 from edgespec.cli.batch.result_file import EarlierAnswers, Key, PendingResult, ResultFile, results_of
-from edgespec.cli.interrupt import Interruption, cancelling
+from edgespec.cli.interrupt import ENDING, Interruption, cancelling
 from edgespec.cli.origin import ModelIdentity, Origin, model_identity
 from edgespec.cli.reloading import with_reloads
 from edgespec.cli.screen.results import ResultStream
@@ -195,7 +194,7 @@ class BatchRun:
                 lambda: jobs.wait(lambda: bool(self._interruption)),
             )
         requests.repeat()
-        with cancelling(engine, signal.SIGTERM) as interruption, self._terminal.status() as status:
+        with cancelling(engine, *ENDING) as interruption, self._terminal.status() as status:
             self._interruption = interruption
             for event in answer_all(requests, here, parallel=self._parallel, interruption=interruption):
                 wanted, index = event.request.key

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import signal
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.base.units import readable_rate
-from edgespec.cli.interrupt import cancelling
+from edgespec.cli.interrupt import ENDING, cancelling
 from edgespec.cli.options.common import ModelFlag, check_output
 from edgespec.cli.options.declaration import config_option, option, with_options
 from edgespec.cli.options.sampling import SamplingOptions
@@ -202,7 +201,7 @@ class _Bench:
         self.terminal.note(f"Measuring {rows}, up to {most}, plus loading.")
         with self.terminal.status() as status:
             runner = Runner(prepared.run_config, on_progress=status.progress, on_row=self._report)
-            with cancelling(runner, signal.SIGTERM) as interruption:
+            with cancelling(runner, *ENDING) as interruption:
                 measured = runner.run(prepared.specs)
         if interruption:
             done = f"Stopped early: {count(len(measured.rows), 'row')} measured."

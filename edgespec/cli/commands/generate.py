@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from edgespec.cli.conversation.attach import (
     read_images,
 )
 from edgespec.cli.conversation.thoughts import ThoughtDisplay
-from edgespec.cli.interrupt import cancelling
+from edgespec.cli.interrupt import ENDING, cancelling
 from edgespec.cli.options.common import OutputOptions, Preset, SystemFile, system_prompt
 from edgespec.cli.options.declaration import config_option, is_on_command_line, option, with_options
 from edgespec.cli.options.sampling import SamplingOptions, config_of_options
@@ -320,7 +319,7 @@ class _SinglePrompt:
         asked = with_system(after_images(prompt, [image.part for image in self.images]), self.system)
         answer = None
         self.written.begin()
-        with cancelling(engine, signal.SIGTERM) as interruption, self.terminal.status() as status:
+        with cancelling(engine, *ENDING) as interruption, self.terminal.status() as status:
             thoughts = ThoughtDisplay(self.terminal, unfolded=self.terminal.verbose)
             chunks = engine.stream(asked, config, raw=self.raw, on_prefill=status.prefill)
             for chunk in interruption.reach(chunks, engine):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
-from urllib.parse import unquote
 
 from edgespec.cli.options.declaration import option
 from edgespec.cli.utf8 import read_text
-from edgespec.files.user_folders import expanded
+from edgespec.files.user_folders import begins_as_path, expanded
 
 if TYPE_CHECKING:
     from edgespec.images.parts import Image
@@ -40,8 +40,6 @@ ImageFiles = Annotated[
 
 # Terminals paste the path of a dropped file: in quotes, with backslashes before spaces, or as a URL.
 _PATH = re.compile(r"""(?<!\S)(?:'([^'\n]+)'|"([^"\n]+)"|((?:\\.|[^\s\\'"])+))(?!\S)""")
-_BEGINNINGS = ("/", "~/", "./", "../", "file://")
-_DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 _MENTION = re.compile(r'(?<!\S)@(?:"([^"]+)"|(\S+))')
 
 
@@ -116,11 +114,10 @@ def without_images(text: str) -> tuple[str, list[Image]]:
     def taken(match: re.Match[str]) -> str:
         escaped = match[3]
         name = match[1] or match[2] or escaped
-        if not (name.startswith(_BEGINNINGS) or _DRIVE.match(name)) or not name.lower().endswith(SUFFIXES):
+        is_url = name.startswith("file://")
+        if not (is_url or begins_as_path(name)) or not name.lower().endswith(SUFFIXES):
             return match[0]
-        if name.startswith("file://"):
-            name = unquote(name.removeprefix("file://").removeprefix("localhost"))
-        elif escaped and not _DRIVE.match(name):
+        if escaped and not is_url and os.sep == "/":
             name = re.sub(r"\\(.)", r"\1", name)
         if not expanded(name).is_file():
             return match[0]

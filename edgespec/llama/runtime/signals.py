@@ -23,6 +23,7 @@ _SIGNALS = tuple(
         "SIGTERM",
         "SIGHUP",
         "SIGQUIT",
+        "SIGBREAK",
         "SIGALRM",
         "SIGUSR1",
         "SIGUSR2",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.base.progress import Progress
 from edgespec.errors import HubError, ModelFileError, UsageError, similar, which_of
-from edgespec.files.user_folders import expanded
+from edgespec.files.user_folders import begins_as_path, expanded
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.weightless import QUANTIZATIONS, ModelShape, hollow_files
 from edgespec.models.hub.external import external_models, find_external
@@ -330,4 +330,4 @@ def _holds(question: Callable[[], bool]) -> bool:
 
 
 def _looks_like_path(name: str) -> bool:
-    return name.lower().endswith(".gguf") or os.sep in name or name.startswith((".", "~"))
+    return name.lower().endswith(".gguf") or begins_as_path(name) or os.sep in name or name.startswith(".")
