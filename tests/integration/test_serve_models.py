@@ -61,7 +61,7 @@ def test_eight_clients_share_memory_for_one_of_three_models(server: Running, mod
     watching.start()
 
     def client(number: int) -> list[tuple[tuple[str, str], str]]:
-        asked = random.Random(number).sample(sorted(expected), 3)
+        asked = random.Random(number).sample(sorted(expected), 2)
         return [(one, _ask(server, *one)) for one in asked]
 
     try:
@@ -70,7 +70,7 @@ def test_eight_clients_share_memory_for_one_of_three_models(server: Running, mod
     finally:
         done.set()
         watching.join()
-    assert len(answers) == 24
+    assert len(answers) == 16
     assert all(expected[asked] == answer for asked, answer in answers), "no answer is another model's"
     assert max(most) == 1
     wait_until(lambda: _loaded(server) == [])
