@@ -12,7 +12,7 @@ from edgespec.errors import BackendError, InconclusiveTrial
 from edgespec.kernels.report import TrialReport
 from edgespec.kernels.setting import AUTO, PLAIN, VARIABLE, rebuild_command
 from edgespec.processes.children import python_command, run
-from edgespec.processes.exit_status import crash_fault, ending_signal, signal_name
+from edgespec.processes.exit_status import crash_fault, ending_signal, ran_out_of_time
 from edgespec.processes.limits import memory_is_limited
 
 TRIAL_TIMEOUT_S = 240.0  # it takes two seconds; this long only on a machine that starves it
@@ -126,7 +126,7 @@ def _reason(returncode: int | None, error: str, timeout_s: float) -> tuple[str, 
     """The reason why the worker ended early, as a verb phrase, and whether it would again."""
     if returncode is None:
         return f"did not end within {timeout_s:.0f} s", False
-    if signal_name(returncode) == "SIGXCPU":
+    if ran_out_of_time(returncode):
         return "did not end", True  # it limits its own processor time
     if fault := crash_fault(returncode):
         return f"crashed ({fault})", not memory_is_limited()

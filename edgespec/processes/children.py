@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from edgespec.processes.limits import end_with_this_process
+
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9  # on Linux
 # The setting outlives `execvp`, and nothing but the standard library is on an isolated path.
 _LAUNCH = (
@@ -103,14 +105,18 @@ def start(
 
     Args:
         variables: of the environment, beside those of this process.
-        with_parent: end it when the thread that starts it ends, see `ended_with_parent`.
+        with_parent: end it when the thread that starts it ends, see `ended_with_parent`; on Windows, when
+            this process does.
         options: of `subprocess.Popen`.
 
     Raises:
         OSError: it cannot be started; FileNotFoundError if there is no such program.
     """
     command = _found(command, with_parent=with_parent)
-    return subprocess.Popen(command, env=child_environment(variables), **options)  # noqa: TID251
+    child = subprocess.Popen(command, env=child_environment(variables), **options)  # noqa: TID251
+    if with_parent:
+        end_with_this_process(child)
+    return child
 
 
 def run(
@@ -123,7 +129,7 @@ def run(
     """Run a program until it ends; without `input` or `stdin` its standard input is empty.
 
     Args:
-        variables, with_parent: as of `start`.
+        variables, with_parent: as of `start`; Windows does not end it with this process.
         options: of `subprocess.run`.
 
     Raises:

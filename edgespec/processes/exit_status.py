@@ -16,6 +16,7 @@ _WINDOWS = {
     0xC0000409: "abort",
 }
 _WINDOWS_CONTROL_C = 0xC000013A
+_WINDOWS_OUT_OF_TIME = 1816  # with which Windows ends a process that has used up its time
 _NAMES = {
     "SIGILL": "illegal instruction",
     "SIGSEGV": "segmentation fault",
@@ -42,6 +43,13 @@ def crash_fault(returncode: int | None) -> str:
     if sys.platform == "win32":
         return _WINDOWS.get(returncode & 0xFFFFFFFF, "")
     return _NAMES.get(signal_name(returncode), "")
+
+
+def ran_out_of_time(returncode: int | None) -> bool:
+    """True if the system ended a process because it took more processor time than it may."""
+    if sys.platform == "win32":
+        return returncode == _WINDOWS_OUT_OF_TIME
+    return returncode is not None and signal_name(returncode) == "SIGXCPU"
 
 
 def ending_signal(returncode: int | None) -> str:

@@ -24,7 +24,7 @@ from typing import IO, Any, Literal
 from edgespec.base.progress import report_waiting
 from edgespec.errors import EdgeSpecError, InconclusiveTrial, MemoryLimitError
 from edgespec.processes.children import python_command, start
-from edgespec.processes.exit_status import crash_fault, describe_exit, signal_name
+from edgespec.processes.exit_status import crash_fault, describe_exit, ran_out_of_time, signal_name
 from edgespec.processes.limits import limit_trial, memory_is_limited
 
 # Python starts slowly on a busy machine. Once a child is running, its processor time is limited first.
@@ -99,7 +99,7 @@ def attempt_in_child(
     refused = bool(answer and answer.get("out_of_memory")) or any(words in done.stderr for words in _REFUSALS)
     if started and answer and answer.get("too_deep"):
         return Verdict(None, "crash", "RecursionError")
-    if started and signal_name(done.returncode) == "SIGXCPU":
+    if started and ran_out_of_time(done.returncode):
         return Verdict(None, "time")
     if started and refused and memory_bytes is not None:
         return Verdict(None, "memory")

@@ -14,6 +14,7 @@ from typing import Any
 
 from edgespec.errors import TemplateError
 from edgespec.processes.children import start
+from edgespec.processes.limits import ChildMemory
 
 MAX_OUTPUT_CHARS = 16 * 2**20
 OTHER_FILE = "Try another GGUF file of this model; the template is part of the file."
@@ -22,6 +23,11 @@ _WORKER = Path(__file__).with_name("template_worker.py")
 # A cold start reads Python and jinja2 from disk, which may be slow and busy. This time does not count
 # towards the template's own.
 _START_TIMEOUT_S = 60.0
+# In addition to what the process has after its imports. Compiling a template and rendering short messages
+# takes a few MiB; long messages are held about a dozen times: as JSON, as text, and as pieces of the result.
+_MEMORY_BYTES = 48 * 2**20
+_BYTES_PER_REQUEST_BYTE = 16
+_MAX_MEMORY_BYTES = 512 * 2**20
 _MAX_ANSWER_BYTES = 12 * MAX_OUTPUT_CHARS + 1024  # JSON escapes take up to 12 bytes a character
 
 
@@ -42,7 +48,7 @@ class TemplateProcess:
             )
         except OSError as error:
             raise _not_started(str(error)) from error
-        self._ready = False
+        self._memory: ChildMemory | None = None  # once it is ready
 
     @property
     def alive(self) -> bool:
@@ -50,9 +56,10 @@ class TemplateProcess:
 
     def ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """The answer to `request`. After any exception this worker must be closed."""
-        if not self._ready:
-            self._await_ready()
+        if self._memory is None:
+            self._memory = self._await_ready()
         line = json.dumps(request).encode() + b"\n"
+        self._memory.limit(min(_MEMORY_BYTES + _BYTES_PER_REQUEST_BYTE * len(line), _MAX_MEMORY_BYTES))
         try:
             answer = _decoded(_within(timeout_s, lambda: self._exchange(line)))
         except TimeoutError:
@@ -74,14 +81,14 @@ class TemplateProcess:
                 if pipe is not None:
                     pipe.close()
 
-    def _await_ready(self) -> None:
+    def _await_ready(self) -> ChildMemory:
         try:
             answer = _decoded(_within(_START_TIMEOUT_S, lambda: self._exchange(b"")))
         except TimeoutError:
             raise _not_started(f"no answer within {_START_TIMEOUT_S:g} s") from None
         if answer is None or not answer.get("ready"):
             raise _not_started(str((answer or {}).get("error", "it exited at once")))
-        self._ready = True
+        return ChildMemory(self._process)
 
     def _exchange(self, line: bytes) -> bytes:
         assert self._process.stdin is not None

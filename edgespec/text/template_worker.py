@@ -13,7 +13,6 @@ fields an answer has.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import sys
@@ -24,11 +23,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from jinja2.sandbox import SandboxedEnvironment
 
-# In addition to what the process has after its imports. Compiling a template and rendering short messages
-# takes a few MiB; long messages are held about a dozen times: as JSON, as text, and as pieces of the result.
-_MEMORY_BYTES = 48 * 2**20
-_BYTES_PER_REQUEST_BYTE = 16
-_MAX_MEMORY_BYTES = 512 * 2**20
 _MAX_ERROR_CHARS = 1000
 
 
@@ -49,10 +43,8 @@ def main() -> None:
     except ImportError as error:
         _answer({"ready": False, "error": str(error)})
         return
-    own = _mapped_bytes()
     _answer({"ready": True})
     while line := sys.stdin.buffer.readline():
-        _limit_memory(own, len(line))
         _answer(_respond(render, line))
         del line
 
@@ -141,31 +133,6 @@ def _answer(message: Mapping[str, Any]) -> None:
         line = b'{"kind": "memory", "error": ""}\n'
     sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()
-
-
-def _mapped_bytes() -> int:
-    """Address space in use, which is what the limit counts; 0 if the system does not say."""
-    if sys.platform == "win32":
-        return 0
-    try:
-        import resource
-
-        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 (the fewer imports the better)
-            return int(file.read().split()[0]) * resource.getpagesize()
-    except (ImportError, OSError, ValueError):
-        return 0
-
-
-def _limit_memory(own: int, request_bytes: int) -> None:
-    """Limit the process to what it had after its imports plus what a request of this length needs."""
-    if sys.platform == "win32" or not own:
-        return  # Windows, macOS: the time limit and the output limit remain
-    import resource
-
-    allowed = min(_MEMORY_BYTES + _BYTES_PER_REQUEST_BYTE * request_bytes, _MAX_MEMORY_BYTES)
-    hard = own + _MAX_MEMORY_BYTES
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (own + allowed, hard))
 
 
 def _end_self_after(seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import signal
 import sys
@@ -211,6 +212,7 @@ def test_text_of_any_script_passes_unchanged(chatml: ChatTemplate) -> None:
 
 
 TIMED_OUT = "The model's chat template did not finish within 1 s."
+UNDER_WINE = sys.platform == "win32" and hasattr(ctypes.WinDLL("ntdll"), "wine_get_version")
 MEMORY = "The model's chat template exceeded its memory limit."
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}%s{% endfor %}{% endfor %}"
 
@@ -263,8 +265,8 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}%s{% endfor %}{
 def test_a_hostile_template_ends_in_a_message_and_the_next_render_works(
     source: str, whats: list[str]
 ) -> None:
-    if sys.platform == "win32" and "10 ** 10" in source:
-        pytest.skip("memory is not limited there")
+    if UNDER_WINE and "10 ** 10" in source:
+        pytest.skip("Wine knows of jobs' limits, and does not keep them")
     # One template that is hostile until told otherwise, so that both renders use one worker.
     both = "{% if messages[0].content == 'be nice' %}nice{% else %}" + source + "{% endif %}"
     compiles = source != "{% if %}" and "9 ** (9" not in source
