@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
+import math
+import platform
+import random
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -124,3 +129,22 @@ def test_every_tool_is_pinned(script: ModuleType) -> None:
     lines = script.TOOLS.read_text("utf-8").splitlines()
     unpinned = [line for line in lines if not re.match(r"#|[\w-]+==[\w.]+( ;|$)", line)]
     assert unpinned == []
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc" or platform.machine() != "x86_64" or shutil.which("cc") is None,
+    reason="without glibc there is nothing to compare with, or no compiler",
+)
+def test_sines_for_windows_have_the_bits_of_glibc(tmp_path: Path) -> None:
+    library = tmp_path / "trigonometry.so"
+    command = ["cc", "-O2", "-shared", "-fPIC", "-fno-builtin", str(PROJECT / "trigonometry.c")]
+    subprocess.run([*command, "-o", str(library)], check=True)
+    own, system = ctypes.CDLL(str(library)), ctypes.CDLL("libm.so.6")
+    rng = random.Random(0)
+    angles = [0.0, *(rng.choice([-1, 1]) * 10 ** rng.uniform(-6, 8) for _ in range(5000))]
+    for name in ("sinf", "cosf"):
+        ours, theirs = getattr(own, name), getattr(system, name)
+        for function in (ours, theirs):
+            function.restype, function.argtypes = ctypes.c_float, [ctypes.c_float]
+        assert [ours(angle) for angle in angles] == [theirs(angle) for angle in angles]
+        assert math.isnan(ours(math.inf))
