@@ -6,6 +6,7 @@
     │   └── GrammarError     a grammar or schema that is wrong, too large, or cannot be followed
     ├── ModelFileError       a path that is no model, a damaged or hostile GGUF
     ├── HubError             a model that cannot be fetched: no network, no access, a corrupted download
+    │   └── NoSuchModelError    a repository that is not on the Hub, or holds no GGUF files
     ├── PairingError         a drafter that does not suit its target
     ├── MemoryLimitError     more memory needed than there is
     │   └── DeviceMemoryError   a graphics card that ran out of memory while it computed
@@ -106,6 +107,10 @@ class ModelFileError(EdgeSpecError):
 
 class HubError(EdgeSpecError):
     """A model that cannot be fetched: no network, no access, no such repository, a corrupted download."""
+
+
+class NoSuchModelError(HubError):
+    """A repository that is not on the Hub, or holds no GGUF files."""
 
 
 class PairingError(EdgeSpecError):

@@ -90,9 +90,10 @@ def _refusal(said: str, value: Any, kind: Any, at: str) -> UsageError:
     info: Any = types.type_info(kind)
     ranged = ", got `" not in reason
     for name, index in _STEP.findall(place):
-        if isinstance(info, types.Metadata):  # which describes what is in it, too
-            return UsageError(f"{at} must be {_words(info, ranged)}.")
         inner = info.types if isinstance(info, types.UnionType) else (info,)
+        described = next((one for one in inner if isinstance(one, types.Metadata)), None)
+        if described is not None:  # with what is in it
+            return UsageError(f"{at} must be {_words(described, ranged)}.")
         if name:
             at, value = _joined(at, name), value[name]
             info = next(f.type for i in inner for f in getattr(i, "fields", ()) if f.name == name)

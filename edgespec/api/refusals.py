@@ -6,7 +6,14 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from edgespec.api import protocol
-from edgespec.errors import ContextLengthError, EdgeSpecError, InconclusiveTrial, TemplateError, UsageError
+from edgespec.errors import (
+    ContextLengthError,
+    EdgeSpecError,
+    InconclusiveTrial,
+    NoSuchModelError,
+    TemplateError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from starlette.responses import JSONResponse
@@ -102,6 +109,8 @@ def refusal_for(error: Exception) -> Refusal:
         return Refusal(400, str(error), "context_length_exceeded")
     if isinstance(error, InconclusiveTrial):
         return Refusal(503, str(error), "trial_failed", retry=True)
+    if isinstance(error, NoSuchModelError):
+        return Refusal(404, str(error), "model_not_found")
     if isinstance(error, UsageError | TemplateError):
         return Refusal(400, str(error))
     return Refusal(500, reason_of(error))

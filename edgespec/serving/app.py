@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import dropwhile
 from typing import Any, Generic
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -19,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from edgespec.api import protocol
 from edgespec.api.completion_request import is_pattern, names_model
 from edgespec.api.embeddings import EmbeddingEndpoint, OpenAIEmbeddings, Rerank
-from edgespec.api.endpoint import DirectEndpoint, Endpoint, Event
+from edgespec.api.endpoint import DirectEndpoint, Endpoint
 from edgespec.api.limits import Limits
 from edgespec.api.openai_endpoints import CompletionsEndpoint, ResponsesEndpoint
 from edgespec.api.refusals import Refusal, Unavailable, refusal_for
@@ -40,10 +39,17 @@ from edgespec.serving.ollama.model_card import ModelCard, version
 from edgespec.serving.origins import HostCheck, origin_checks
 from edgespec.serving.page import PAGE, Page
 from edgespec.serving.pulling import asked_model, present, pull_response
-from edgespec.serving.request_handler import EndpointT, RequestHandler
+from edgespec.serving.request_bodies import BodyReceiver
+from edgespec.serving.request_handler import (
+    OLLAMA,
+    EndpointT,
+    Reply,
+    RequestHandler,
+    failure_at,
+    refusing,
+)
 from edgespec.serving.response_sender import ResponseSender
 
-_OLLAMA = "/api/"
 # Paths of the Ollama API that manage models.
 _UNSUPPORTED = ("pull", "push", "create", "copy", "delete", "blobs/{digest:path}")
 
@@ -82,7 +88,7 @@ class Application:
         listed = [name for name in self._names if not is_pattern(name)]
         routes = [
             *_answering(handler, responses or ResponseStore()),
-            Route("/api/pull", self._pull, methods=["POST"]),
+            Route("/api/pull", refusing(self._pull), methods=["POST"]),
             *unsupported_routes(),
             Route("/api/tags", self._describe(lambda card: card.tags(listed))),
             Route("/api/ps", self._describe(lambda card: card.running(listed[0], not self._worker.asleep))),
@@ -95,7 +101,9 @@ class Application:
             *(self._beside_answers() if isinstance(handler, CompletionHandler) else ()),
             Route("/metrics", self._metrics),
         ]
-        self._app, self._batches = guarded(routes, handler.limits, api_key=api_key, hosts=hosts, cors=cors)
+        self._app, self._batches = guarded(
+            routes, handler.limits, handler.bodies, api_key=api_key, hosts=hosts, cors=cors
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
@@ -145,31 +153,23 @@ class Application:
             return JSONResponse(properties(card, most))
         return JSONResponse(slots(card, most, self._worker.running))
 
-    def _describe(
-        self, describe: Callable[[ModelCard], dict[str, Any]]
-    ) -> Callable[[HTTPRequest], Coroutine[Any, Any, Response]]:
+    def _describe(self, describe: Callable[[ModelCard], dict[str, Any]]) -> Reply:
         """A handler that describes the model."""
 
-        async def handler(_http: HTTPRequest) -> Response:
+        async def reply(_http: HTTPRequest) -> Response:
             if self._worker.failure:
-                refusal = Unavailable(self._worker.failure)
-                return refusal.response(failure(refusal))
+                raise Unavailable(self._worker.failure)
             return JSONResponse(describe(self._worker.card))
 
-        return handler
+        return refusing(reply)
 
     async def _pull(self, http: HTTPRequest) -> Response:
         """Say that the model is here, as programs ask before they use it."""
-        try:
-            async with self.handler.bodies.received(http) as body:
-                limits = self.handler.limits
-                asked = asked_model(body.decoded(limits.body), limits)
-            if not asked.name_of_model:
-                raise Refusal(400, "The request names no model.")
-        except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
-        except Refusal as refusal:
-            return refusal.response(failure(refusal))
+        async with self.handler.bodies.received(http) as body:
+            limits = self.handler.limits
+            asked = asked_model(body.decoded(limits.body), limits)
+        if not asked.name_of_model:
+            raise Refusal(400, "The request names no model.")
         if not names_model(asked.name_of_model, self._names):
             return await _refuse_unsupported(http)
         return await pull_response(present(), asked)
@@ -202,7 +202,13 @@ def _served_path(path: str, in_v1: Collection[str]) -> str:
 
 
 def guarded(
-    routes: list[Route], limits: Limits, *, api_key: str | None, hosts: list[str] | None, cors: str | None
+    routes: list[Route],
+    limits: Limits,
+    bodies: BodyReceiver,
+    *,
+    api_key: str | None,
+    hosts: list[str] | None,
+    cors: str | None,
 ) -> tuple[ASGIApp, Batches]:
     """An application with these routes that answers those who may ask, and its batches; see `Application`."""
 
@@ -211,7 +217,7 @@ def guarded(
             scope["path"] = _served_path(scope["path"], in_v1)
         await app(scope, receive, send)
 
-    batches = Batches(at_served_path, ANSWERED["POST"], limits, failure_at)
+    batches = Batches(at_served_path, ANSWERED["POST"], limits, bodies)
     routes = [*routes, *batches.routes()]
     middleware = [Middleware(HostCheck, allowed=hosts)] if hosts else []
     middleware += origin_checks(cors)
@@ -260,7 +266,7 @@ ANSWERED = {"POST": (*_endpoints("", ResponseStore()), *_embedding_endpoints()),
 
 def unsupported_routes() -> list[Route]:
     """The routes of Ollama's API that manage models, which are refused."""
-    return [Route(f"{_OLLAMA}{name}", _refuse_unsupported, methods=ANY_METHOD) for name in _UNSUPPORTED]
+    return [Route(f"{OLLAMA}{name}", _refuse_unsupported, methods=ANY_METHOD) for name in _UNSUPPORTED]
 
 
 def _answering(handler: CompletionHandler | EmbeddingHandler, responses: ResponseStore) -> list[Route]:
@@ -304,13 +310,6 @@ class _Refuse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = self._refusal.response(failure_at(scope["path"], self._refusal))
         await response(scope, receive, send)
-
-
-def failure_at(path: str, refusal: Refusal) -> Event:
-    """The body of an error, in the form of the API that a path belongs to."""
-    if path.startswith("/v1/messages"):
-        return MessagesEndpoint().failure(refusal)
-    return failure(refusal) if path.startswith(_OLLAMA) else refusal.body
 
 
 class _RequireKey:

@@ -12,23 +12,26 @@ import email.policy
 import json
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.message import EmailMessage
-from typing import Any
+from typing import Annotated, Any
 
-from starlette.requests import ClientDisconnect, Request
+from msgspec import Meta, Struct, to_builtins
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Scope
 
+from edgespec.api.fields import converted
 from edgespec.api.limits import Limits
 from edgespec.api.refusals import Refusal, ShuttingDown
 from edgespec.base.latest import LatestValues
 from edgespec.serving.kept import listed
 from edgespec.serving.request_bodies import BodyReceiver, parse
+from edgespec.serving.request_handler import Reply, failure_at, refusing
 
 _AT_ONCE = 4  # requests of all batches, so that others find places in the passes
 _AGAIN_S = 0.5  # until a request that found no place in the queue is sent again
@@ -46,8 +49,6 @@ _DAY_S = 24 * 60 * 60
 _FILES, _BATCHES, _MESSAGES = "/v1/files", "/v1/batches", "/v1/messages/batches"
 _OWN_HEADERS = (b"content-length", b"content-type", b"content-encoding", b"transfer-encoding")
 
-Reply = Callable[[Request], Awaitable[Response]]
-
 
 @dataclass(slots=True)
 class _Line:
@@ -58,11 +59,6 @@ class _Line:
     body: bytes  # empty once it was answered
     status: int = 0  # 0 until it was answered
     answer: bytes = b""
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes that are kept of it."""
-        return _LINE_BYTES + len(self.body) + len(self.answer)
 
 
 @dataclass(eq=False)
@@ -77,15 +73,39 @@ class _Batch:
     ended_at: float | None = None
     files: dict[str, str] = field(default_factory=dict)  # those of its results
     task: asyncio.Task[None] | None = None
+    n_bytes: int = 0  # of its requests and answers
+    answered: int = 0  # requests
+    failed: int = 0
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes that are kept of its requests and answers."""
-        return sum(line.n_bytes for line in self.lines)
+    def __post_init__(self) -> None:
+        self.n_bytes = sum(_LINE_BYTES + len(line.body) for line in self.lines)
 
-    def count(self, *, answered: bool) -> int:
-        """Number of requests that have an answer, or an error instead."""
-        return sum(bool(line.status) and (line.status < 400) == answered for line in self.lines)
+    def answer(self, line: _Line, status: int, content: bytes) -> None:
+        """Keep the answer to a request, or the error instead, and the request no longer."""
+        self.n_bytes += len(content) - len(line.body)
+        line.status, line.answer, line.body = status, content, b""
+        if status < 400:
+            self.answered += 1
+        else:
+            self.failed += 1
+
+
+_Name = Annotated[str, Meta(max_length=_MAX_NAME)]
+_NOTES = f"an object of at most {_MAX_NOTES} texts of {_MAX_NAME} characters"
+
+
+class _BatchOfFile(Struct):
+    """The body of a request that begins a batch of the lines of a file."""
+
+    input_file_id: str
+    endpoint: str
+    metadata: Annotated[dict[_Name, _Name], Meta(max_length=_MAX_NOTES, description=_NOTES)] | None = None
+
+
+class _BatchOfMessages(Struct):
+    """The body of a request that begins a batch of Anthropic's API."""
+
+    requests: list[dict[str, Any]]
 
 
 class Batches:
@@ -94,21 +114,14 @@ class Batches:
     Args:
         app: answers each request.
         paths: those that requests may be for.
-        failure: the body of an error at a path.
+        bodies: receives those of requests.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        paths: Collection[str],
-        limits: Limits,
-        failure: Callable[[str, Refusal], dict[str, Any]],
-    ) -> None:
+    def __init__(self, app: ASGIApp, paths: Collection[str], limits: Limits, bodies: BodyReceiver) -> None:
         self._app = app
-        self._failure = failure
         self._paths = [path for path in paths if path.startswith("/v1/")]
         self._limits = limits
-        self._bodies = BodyReceiver(limits)
+        self._bodies = bodies
         self._files: LatestValues[tuple[dict[str, Any], bytes]] = LatestValues(_MAX_FILE_BYTES, _MAX_FILES)
         self._batches: dict[str, _Batch] = {}
         self._places = asyncio.Semaphore(_AT_ONCE)
@@ -129,7 +142,7 @@ class Batches:
             f"{_MESSAGES}/{{id}}/results": {"GET": self._results},
         }
         return [
-            Route(path, self._refusing(reply), methods=[method])
+            Route(path, refusing(reply), methods=[method])
             for path, replies in by_path.items()
             for method, reply in replies.items()
         ]
@@ -140,19 +153,6 @@ class Batches:
         for batch in self._batches.values():
             if batch.task is not None:
                 batch.task.cancel()
-
-    def _refusing(self, reply: Reply) -> Reply:
-        """A handler that answers with its refusals, too."""
-
-        async def handler(http: Request) -> Response:
-            try:
-                return await reply(http)
-            except ClientDisconnect:
-                return Response(status_code=400)  # nobody reads it
-            except Refusal as refusal:
-                return refusal.response(self._failure(http.url.path, refusal))
-
-        return handler
 
     # Files
 
@@ -198,24 +198,15 @@ class Batches:
     # Batches
 
     async def _begin_file(self, http: Request) -> Response:
-        body = await self._json(http)
-        identifier, path, notes = (body.get(name) for name in ("input_file_id", "endpoint", "metadata"))
-        if not isinstance(identifier, str):
-            raise Refusal(400, "input_file_id must be the id of a file.")
-        if path not in self._paths:
+        asked = converted(await self._json(http), _BatchOfFile)
+        if asked.endpoint not in self._paths:
             raise Refusal(400, f"endpoint must be one of {', '.join(self._paths)}.")
-        if notes is not None and not _are_notes(notes):
-            text = f"metadata must be an object of at most {_MAX_NOTES} texts of {_MAX_NAME} characters."
-            raise Refusal(400, text)
-        _, data = self._file(identifier)
+        _, data = self._file(asked.input_file_id)
         lines = await asyncio.to_thread(lambda: list(self._lines(data)))
-        asked = {"input_file_id": identifier, "endpoint": path, "metadata": notes}
-        return self._begin(http, _Batch(f"batch_{uuid.uuid4().hex}", lines, asked))
+        return self._begin(http, _Batch(f"batch_{uuid.uuid4().hex}", lines, to_builtins(asked)))
 
     async def _begin_messages(self, http: Request) -> Response:
-        requests = (await self._json(http)).get("requests")
-        if not isinstance(requests, list) or not all(isinstance(one, dict) for one in requests):
-            raise Refusal(400, "requests must be a list of objects.")
+        requests = converted(await self._json(http), _BatchOfMessages).requests
 
         def read() -> list[_Line]:
             return [
@@ -233,19 +224,27 @@ class Batches:
             raise Refusal(400, text)
         if len({line.identifier for line in batch.lines}) < len(batch.lines):
             raise Refusal(400, "Several requests of the batch have the same custom_id.")
-        self._make_room(batch.n_bytes)
+        if not self._has_room(batch.n_bytes, batches=1):
+            raise Refusal(429, "The batches that are being answered are too large. Cancel one, or wait.")
         self._batches[batch.id] = batch
         batch.task = asyncio.create_task(self._answer_all(batch, http.scope))
         return self._told(batch, http)
 
-    def _make_room(self, n_bytes: int) -> None:
-        """Forget the oldest batches that are done until there is room for one of so many bytes."""
+    def _has_room(self, n_bytes: int, batches: int = 0) -> bool:
+        """Forget the oldest batches that are done until there is room for so many bytes and batches more."""
         sizes = {one.id: one.n_bytes for one in self._batches.values()}
         done = [one.id for one in self._batches.values() if one.ended_at is not None]
-        while len(sizes) >= _MAX_BATCHES or sum(sizes.values()) + n_bytes > _MAX_BATCH_BYTES:
-            if not done:
-                raise Refusal(429, "The batches that are being answered are too large. Cancel one, or wait.")
-            del sizes[done[0]], self._batches[done.pop(0)]
+
+        def is_full() -> bool:
+            too_large = sum(sizes.values()) + n_bytes > _MAX_BATCH_BYTES
+            return too_large or len(sizes) + batches > _MAX_BATCHES
+
+        while done and is_full():
+            del sizes[done.pop(0)]
+        if is_full():
+            return False
+        self._batches = {identifier: self._batches[identifier] for identifier in sizes}
+        return True
 
     async def _answer_all(self, batch: _Batch, scope: Scope) -> None:
         left = iter(batch.lines)
@@ -259,12 +258,18 @@ class Batches:
                     if again:
                         await asyncio.sleep(_AGAIN_S)
                     else:
-                        line.status, line.answer, line.body = status, answer, b""
+                        if not self._has_room(len(answer) - len(line.body)):
+                            full = Refusal(507, "The answers of all batches take too much memory.")
+                            status, answer = 507, json.dumps(failure_at(line.path, full)).encode()
+                        batch.answer(line, status, answer)
 
         await asyncio.gather(*(answer_some() for _ in range(_AT_ONCE)))
         if batch.id.startswith("batch_"):
-            for name, answered in (("output_file_id", True), ("error_file_id", False)):
-                if batch.count(answered=answered):
+            for name, n, answered in (
+                ("output_file_id", batch.answered, True),
+                ("error_file_id", batch.failed, False),
+            ):
+                if n:
                     content = await asyncio.to_thread(_results_of, batch, answered=answered)
                     batch.files[name] = self._keep_file(f"{batch.id}.jsonl", "batch_output", content)["id"]
         batch.ended_at = time.time()
@@ -377,15 +382,6 @@ async def _asked(app: ASGIApp, scope: Scope, line: _Line) -> tuple[int, bytes, b
     return status, bytes(answer), retries
 
 
-def _are_notes(given: object) -> bool:
-    """Whether a client may note this about a batch."""
-    return (
-        isinstance(given, dict)
-        and len(given) <= _MAX_NOTES
-        and all(isinstance(one, str) and len(one) <= _MAX_NAME for pair in given.items() for one in pair)
-    )
-
-
 def _uploaded(content: bytes, content_type: str) -> tuple[str, str, bytes]:
     """The name, purpose and content of a file that was sent as a form."""
     form = _headers(f"Content-Type: {content_type}".encode("latin-1", "replace"))
@@ -443,7 +439,7 @@ def _message_result(line: _Line) -> dict[str, Any]:
 
 def _about(batch: _Batch, http: Request) -> dict[str, Any]:
     """A batch in the form of its API."""
-    done, failed = batch.count(answered=True), batch.count(answered=False)
+    done, failed = batch.answered, batch.failed
     if batch.id.startswith("msg"):
         rest = len(batch.lines) - done - failed
         ended = batch.ended_at is not None

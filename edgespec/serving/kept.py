@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from itertools import dropwhile
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edgespec.api.conversations import no_such_item
 from edgespec.api.fields import converted
 from edgespec.api.limits import Limits
-from edgespec.api.refusals import Refusal, logged_refusal
+from edgespec.api.refusals import Refusal
 from edgespec.api.response_store import ResponseStore
 from edgespec.api.responses import checked_items
 from edgespec.serving.request_bodies import BodyReceiver, RequestBody, parse
+from edgespec.serving.request_handler import Reply, refusing
 
 _RESPONSES = "/v1/responses/{id}"
 _CONVERSATIONS = "/v1/conversations"
@@ -27,7 +28,7 @@ _ITEM = f"{_CONVERSATION}/items/{{item}}"
 _ITEMS = 20  # of a page, where a request does not say
 _MAX_ITEMS = 100
 
-Reply = Callable[[Request, Any], Any]
+_Answer = Callable[[Request, Any], Any]
 """Answers a request with its parsed body, which is empty where it sends none."""
 
 
@@ -71,7 +72,7 @@ def routes_to_kept(store: ResponseStore, limits: Limits, bodies: BodyReceiver) -
             raise no_such_item(wanted)
         return found[0]
 
-    replies: list[tuple[str, str, Reply]] = [
+    replies: list[tuple[str, str, _Answer]] = [
         ("GET", _RESPONSES, lambda http, _: store.response(_id(http))),
         ("DELETE", _RESPONSES, removed_response),
         ("GET", f"{_RESPONSES}/input_items", lambda http, _: _page(store.input_items(_id(http)), http)),
@@ -85,23 +86,18 @@ def routes_to_kept(store: ResponseStore, limits: Limits, bodies: BodyReceiver) -
         ("DELETE", _ITEM, lambda http, _: conversations.remove_item(_id(http), http.path_params["item"])),
     ]
 
-    def answering(reply: Reply) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def answering(answer: _Answer) -> Reply:
         def answered(http: Request, body: RequestBody) -> Any:
             content = body.decoded(limits.body)
-            return reply(http, parse(content, values=limits.values, depth=limits.depth) if content else {})
+            return answer(http, parse(content, values=limits.values, depth=limits.depth) if content else {})
 
-        async def handler(http: Request) -> Response:
-            try:
-                async with bodies.received(http) as body:
-                    return JSONResponse(await asyncio.to_thread(answered, http, body))
-            except ClientDisconnect:
-                return Response(status_code=400)  # nobody reads it
-            except Exception as error:
-                return logged_refusal(error).response()
+        async def reply(http: Request) -> Response:
+            async with bodies.received(http) as body:
+                return JSONResponse(await asyncio.to_thread(answered, http, body))
 
-        return handler
+        return refusing(reply)
 
-    return [Route(path, answering(reply), methods=[method]) for method, path, reply in replies]
+    return [Route(path, answering(answer), methods=[method]) for method, path, answer in replies]
 
 
 def _id(http: Request) -> str:

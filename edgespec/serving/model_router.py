@@ -25,13 +25,7 @@ from edgespec.api.refusals import Refusal, ShuttingDown, logged_refusal
 from edgespec.api.response_store import ResponseStore
 from edgespec.base.progress import Progress
 from edgespec.errors import EdgeSpecError
-from edgespec.serving.app import (
-    ANSWERED,
-    Application,
-    failure_at,
-    guarded,
-    unsupported_routes,
-)
+from edgespec.serving.app import ANSWERED, Application, guarded, unsupported_routes
 from edgespec.serving.kept import routes_to_kept
 from edgespec.serving.loaded_models import LoadedModels, OfferedModel
 from edgespec.serving.ollama.model_card import version
@@ -47,7 +41,7 @@ from edgespec.serving.pulling import (
     pull_response,
 )
 from edgespec.serving.request_bodies import BodyReceiver, RequestBody
-from edgespec.serving.request_handler import until_disconnected
+from edgespec.serving.request_handler import failure_at, refusing, until_disconnected
 
 _SIGN_OF_LIFE_S = 10.0
 _OLLAMA_STREAMS = ("/api/chat", "/api/generate")
@@ -80,25 +74,27 @@ class ModelRouter:
         self._opening = asyncio.Lock()
         self._stopping = False
         self._started = int(time.time())
-        forward = _Forward(self)
+        forward, describe = _Forward(self), refusing(self._describe)
         routes = [
             *(Route(path, forward, methods=[method]) for method in ANSWERED for path in ANSWERED[method]),
-            *(Route(path, self._describe, methods=["GET"]) for path in ("/props", "/slots")),
+            *(Route(path, describe, methods=["GET"]) for path in ("/props", "/slots")),
             *routes_to_kept(responses, limits, self._bodies),
-            Route("/api/pull", self._pull, methods=["POST"]),
+            Route("/api/pull", refusing(self._pull), methods=["POST"]),
             *unsupported_routes(),
             Route("/v1/models", self._list),
-            Route("/v1/models/{model:path}", self._show),
+            Route("/v1/models/{model:path}", refusing(self._show)),
             Route("/api/tags", self._tags),
             Route("/api/ps", self._loaded),
-            Route("/api/show", self._describe, methods=["POST"]),
+            Route("/api/show", describe, methods=["POST"]),
             Route("/api/version", _version),
             Route("/version", _version),
             Route("/health", self._health),
             Route("/metrics", self._metrics),
             Route(PAGE, Page().answer),
         ]
-        self._app, self._batches = guarded(routes, limits, api_key=api_key, hosts=hosts, cors=cors)
+        self._app, self._batches = guarded(
+            routes, limits, self._bodies, api_key=api_key, hosts=hosts, cors=cors
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
@@ -167,13 +163,8 @@ class ModelRouter:
 
     async def _describe(self, http: HTTPRequest) -> Response:
         """Have a model described by its own application, which does not load it."""
-        try:
-            async with self.received(http) as (content, asked):
-                app = await self._application(self._models.named(asked.name_of_model))
-        except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
-        except Refusal as refusal:
-            return refusal.response(failure_at(http.url.path, refusal))
+        async with self.received(http) as (content, asked):
+            app = await self._application(self._models.named(asked.name_of_model))
         return _Passed(app, content)
 
     async def _set_up_all(self) -> None:
@@ -189,10 +180,7 @@ class ModelRouter:
 
     async def _show(self, http: HTTPRequest) -> Response:
         name = http.path_params["model"]
-        try:
-            return JSONResponse(self._about(name, self._models.named(name)))
-        except Refusal as refusal:
-            return refusal.response()
+        return JSONResponse(self._about(name, self._models.named(name)))
 
     def _about(self, name: str, model: OfferedModel) -> dict[str, Any]:
         known = model.app.about() if model.app is not None else {}
@@ -214,21 +202,14 @@ class ModelRouter:
 
     async def _pull(self, http: HTTPRequest) -> Response:
         """Say that a model is here, as programs ask before they use it, or download it."""
-        try:
-            async with self.received(http) as (_, asked):
-                name = asked.name_of_model
-                if not name:
-                    raise Refusal(400, "The request names no model.")
-                if self._puller is None or self._models.offers(name):
-                    self._models.named(name)
-                    steps = present()
-                else:
-                    steps = self._puller.lines(name)
-        except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
-        except Refusal as refusal:
-            return refusal.response(failure_at(http.url.path, refusal))
-        return await pull_response(steps, asked)
+        async with self.received(http) as (_, asked):
+            name = asked.name_of_model
+        if not name:
+            raise Refusal(400, "The request names no model.")
+        if self._puller is None or self._models.offers(name):
+            self._models.named(name)
+            return await pull_response(present(), asked)
+        return await pull_response(self._puller.steps(name), asked)
 
     async def _health(self, _http: HTTPRequest) -> Response:
         return JSONResponse({"status": "ok"})

@@ -13,12 +13,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from edgespec.api.endpoint import json_line
 from edgespec.api.limits import Limits
-from edgespec.api.refusals import ShuttingDown, logged_refusal
+from edgespec.api.refusals import Refusal, ShuttingDown, logged_refusal
 from edgespec.base.progress import Progress
+from edgespec.serving.ollama.endpoints import failure
 from edgespec.serving.request_bodies import parse
 
 LINES = "application/x-ndjson"
 _SUCCESS = {"status": "success"}
+Step = dict[str, Any] | Refusal
+"""A step of a download as Ollama's clients read it, or why there is no further one."""
 
 
 class AskedModel(msgspec.Struct):
@@ -64,19 +67,19 @@ class Puller:
     def __init__(self, pull: Callable[[str, Progress], None]) -> None:
         self._pull = pull
         self._one = asyncio.Lock()
-        self._steps: asyncio.Queue[dict[str, Any]] | None = None  # of the download that is running
+        self._steps: asyncio.Queue[Step] | None = None  # of the download that is running
 
     def stop(self) -> None:
         """End the download that is running; called on the event loop. What has arrived is kept."""
         if self._steps is not None:
-            self._steps.put_nowait({"error": ShuttingDown().message})
+            self._steps.put_nowait(ShuttingDown())
 
-    async def lines(self, name: str) -> AsyncIterator[dict[str, Any]]:
-        """The progress of a download, as Ollama's clients read it; an error is the last line."""
-        loop, steps = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any]]()
+    async def steps(self, name: str) -> AsyncIterator[Step]:
+        """The progress of a download; a failure is the last step."""
+        loop, steps = asyncio.get_running_loop(), asyncio.Queue[Step]()
         gone = threading.Event()
 
-        def tell(step: dict[str, Any]) -> None:
+        def tell(step: Step) -> None:
             with suppress(RuntimeError):  # the server has ended
                 loop.call_soon_threadsafe(steps.put_nowait, step)
 
@@ -91,7 +94,7 @@ class Puller:
             except _Gone:
                 return
             except Exception as error:
-                tell({"error": logged_refusal(error).message})
+                tell(logged_refusal(error))
             else:
                 tell(_SUCCESS)
 
@@ -104,26 +107,32 @@ class Puller:
                 while True:
                     step = await steps.get()
                     yield step
-                    if step is _SUCCESS or "error" in step:
+                    if step is _SUCCESS or isinstance(step, Refusal):
                         return
             finally:
                 self._steps = None
                 gone.set()
 
 
-def as_line(step: dict[str, Any]) -> bytes:
+def as_line(step: Step) -> bytes:
     """A step as a line of a stream."""
-    return f"{json_line(step)}\n".encode()
+    return f"{json_line(failure(step) if isinstance(step, Refusal) else step)}\n".encode()
 
 
-async def present() -> AsyncIterator[dict[str, Any]]:
+async def present() -> AsyncIterator[Step]:
     """The progress of a download of what is there."""
     yield _SUCCESS
 
 
-async def pull_response(steps: AsyncIterator[dict[str, Any]], asked: AskedModel) -> Response:
-    """The response to a request for a model: all steps of a download, or the last one."""
+async def pull_response(steps: AsyncIterator[Step], asked: AskedModel) -> Response:
+    """The response to a request for a model: all steps of a download, or the last one.
+
+    Raises:
+        Refusal: that is a failure.
+    """
     if asked.stream is not False:
         return StreamingResponse((as_line(step) async for step in steps), media_type=LINES)
     last = [step async for step in steps][-1]
-    return JSONResponse(last, 500 if "error" in last else 200)
+    if isinstance(last, Refusal):
+        raise last
+    return JSONResponse(last)

@@ -5,23 +5,29 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
 from starlette.types import Receive
 
 from edgespec.api.limits import Limits
 from edgespec.api.refusals import Refusal, ShuttingDown, forget_frames, logged_refusal
 from edgespec.generation.result import Generation
+from edgespec.serving.anthropic.endpoints import MessagesEndpoint
 from edgespec.serving.model_worker import ModelWorker
+from edgespec.serving.ollama.endpoints import failure
 from edgespec.serving.request_bodies import BodyReceiver, RequestBody
 from edgespec.serving.request_log import GONE, RequestLogEntry
 from edgespec.serving.response_sender import ResponseSender
 
 _THREADS = 2
 _SHUTDOWN_REPLY_S = 1.0
+OLLAMA = "/api/"
+Reply = Callable[[HTTPRequest], Awaitable[Response]]
 
 
 class Failing(Protocol):
@@ -130,6 +136,28 @@ class RequestHandler(ABC, Generic[Worker, EndpointT]):
             endpoint: what decides the forms of requests and answers.
             answers: gets what is generated, for the log.
         """
+
+
+def failure_at(path: str, refusal: Refusal) -> dict[str, Any]:
+    """The body of an error, in the form of the API that a path belongs to."""
+    if path.startswith("/v1/messages"):
+        return MessagesEndpoint().failure(refusal)
+    return failure(refusal) if path.startswith(OLLAMA) else refusal.body
+
+
+def refusing(reply: Reply) -> Reply:
+    """A handler that answers with its errors, too."""
+
+    async def handler(http: HTTPRequest) -> Response:
+        try:
+            return await reply(http)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+        except Exception as error:
+            refusal = logged_refusal(error)
+            return refusal.response(failure_at(http.url.path, refusal))
+
+    return handler
 
 
 async def until_disconnected(receive: Receive) -> None:

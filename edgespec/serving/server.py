@@ -17,8 +17,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgespec.api.limits import Limits
 from edgespec.api.refusals import RETRY_S, Refusal
-from edgespec.serving.app import Application, failure_at
+from edgespec.serving.app import Application
 from edgespec.serving.model_router import ModelRouter
+from edgespec.serving.request_handler import failure_at
 
 _GRACE_S = 3
 _POLL_S = 0.1

@@ -124,7 +124,7 @@ def test_batches_of_messages(server: Running) -> None:
 def test_batches_that_are_done_make_room_for_others(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "_MAX_BATCH_BYTES", 300)
+    monkeypatch.setattr(batches, "_MAX_BATCH_BYTES", 3000)
     monkeypatch.setattr(batches, "_LINE_BYTES", 0)
 
     def begun(size: int) -> str:
@@ -134,11 +134,20 @@ def test_batches_that_are_done_make_room_for_others(
 
     first = begun(1)
     wait_until(lambda: client.batches.retrieve(first).status == "completed")
-    begun(2)
+    second = begun(2800)
     with pytest.raises(openai.NotFoundError):
         client.batches.retrieve(first)
     with pytest.raises(openai.RateLimitError, match="too large"):
-        begun(300)
+        begun(3000)
+    wait_until(lambda: client.batches.retrieve(second).status == "completed")
+    monkeypatch.setattr(batches, "_MAX_BATCH_BYTES", 300)
+    third = begun(1)
+    wait_until(lambda: client.batches.retrieve(third).status == "completed")
+    batch = client.batches.retrieve(third)
+    assert batch.request_counts is not None
+    assert batch.request_counts.failed == 1
+    assert batch.error_file_id is not None
+    assert "too much memory" in client.files.content(batch.error_file_id).text
 
 
 def test_a_form_is_read_no_further_than_forms_are_long() -> None:

@@ -127,7 +127,8 @@ def test_a_model_is_downloaded_for_a_client_if_that_is_allowed(
             name = "acme/Tiny-GGUF:Q4_K_M"
             assert server.post(CHAT, {"model": name, "messages": []})[0] == 404
             status, answer = server.post("/api/pull", {"model": "../etc/passwd", "stream": False})
-            assert (status, "not the name of a model" in answer["error"]) == (500, True)
+            assert (status, "not the name of a model" in answer["error"]) == (400, True)
+            assert server.post("/api/pull", {"model": "acme/None-GGUF", "stream": False})[0] == 404
             with server.connect() as client:
                 client.send("/api/pull", {"model": name})
                 lines = HTTPResponse(client.socket)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from edgespec.errors import EdgeSpecError, HubError, OutputError, similar, which_of
+from edgespec.errors import EdgeSpecError, HubError, NoSuchModelError, OutputError, similar, which_of
 from edgespec.files.user_folders import in_home
 from edgespec.models.hub.names import HubName, ModelVariant, group_files, parse_hub_name
 from edgespec.models.hub.projectors import choose_projector
@@ -138,7 +138,7 @@ def find_repository(hub: Hub, repo: str) -> Repository:
         names = sorted(file.path for file in found.files)
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
         name = repo.split("/")[1]
-        raise HubError(
+        raise NoSuchModelError(
             f"{repo} has no GGUF files. It has: {', '.join(names[:8]) or 'nothing'}{more}.",
             "Choose another repository with this model."
             if name.upper().endswith("-GGUF")
@@ -221,12 +221,14 @@ def translated(hub: Hub, repo: str, api: Any = None) -> Iterator[None]:
         if error.response.status_code == 401 and hub.token:
             raise _bad_token() from None
         close = _similar(api, repo) if api is not None else []
-        raise HubError(
+        raise NoSuchModelError(
             f"There is no repository {repo} on the Hub, or it is private.",
             which_of(close) if close else f"Check the name. If it is private: {_LOG_IN}.",
         ) from None
     except errors.HFValidationError:
-        raise HubError(f"'{repo}' is not the name of a repository.", "Write it as org/repo:quant.") from None
+        raise NoSuchModelError(
+            f"'{repo}' is not the name of a repository.", "Write it as org/repo:quant."
+        ) from None
     except errors.HfHubHTTPError as error:
         raise _refused(repo, error.response) from None
     except errors.OfflineModeIsEnabled:
