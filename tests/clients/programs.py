@@ -105,6 +105,14 @@ def _opencode_files(url: str) -> Files:
     return {".config/opencode/opencode.json": json.dumps(settings)}
 
 
+def _cline_files(url: str) -> Files:
+    own = {"provider": "openai-compatible", "apiKey": "none", "model": MODEL, "baseUrl": f"{url}/v1"}
+    provider = {"settings": own, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
+    settings = {"version": 1, "lastUsedProvider": "openai-compatible", "modes": {}}
+    settings["providers"] = {"openai-compatible": provider}
+    return {".cline/data/settings/providers.json": json.dumps(settings)}
+
+
 def _openai_environment(url: str) -> Mapping[str, str]:
     return {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": MODEL}
 
@@ -207,6 +215,13 @@ PROGRAMS = {
         _resuming("--resume", "--auto", "--config", "../home/.continue/config.yaml", "-p"),
         environment=lambda _url: {"CONTINUE_TELEMETRY_ENABLED": "0"},
         files=_continue_files,
+    ),
+    "cline": Program(
+        "cline",
+        NpmPackage("cline", "cline"),
+        CHAT,
+        lambda question, _resumes: ["--auto-approve", "true", question],
+        files=_cline_files,
     ),
     "open-webui": Program("Open WebUI", _WEBUI_PACKAGE, CHAT, _python(_PAGE), environment=_webui_environment),
     "open-webui-ollama": Program(

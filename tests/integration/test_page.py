@@ -396,9 +396,11 @@ def test_what_is_exported_can_be_imported(page: Browser, server: Running) -> Non
     visit_again(page, server, "imported")
     assert page.run(kept) == before
     message = {"role": "user", "content": "A", "branches": [[{"role": "user"}], None]}
+    nested = '{"role": "user", "content": "", "branches": [null, [' * 5000 + "]]}" * 5000
     for wrong in (
         "[]",
         "{",
+        f'{{"sessions": [{{"id": "a", "title": "", "at": 1, "messages": [{nested}]}}]}}',
         {"sessions": [{}]},
         {"sessions": [{**json.loads(text)["sessions"][0], "messages": [message]}]},
     ):
