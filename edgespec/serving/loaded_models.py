@@ -142,7 +142,7 @@ class LoadedModels:
     async def _left(self, model: OfferedModel) -> None:
         async with self._idle:
             model.users -= 1
-            model.used_at = time.monotonic()
+            model.used_at = time.perf_counter()  # monotonic has ticks of 16 ms on Windows
             self._idle.notify_all()
 
     def _advance(self) -> None:
