@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -201,13 +201,10 @@ class ModelKernels:
         return own.new_planner(self.instruction_set)
 
     @contextmanager
-    def offered(self, *, narrow_head: bool = False) -> Iterator[None]:
+    def offered(self) -> Iterator[None]:
         """A block in which llama.cpp's loader has these layouts to choose from.
 
         Its list of layouts belongs to the process, so other loads wait meanwhile.
-
-        Args:
-            narrow_head: pack an output head of 8 bits or more in 5 bits, with EdgeSpec's own layout.
 
         Raises:
             BackendError: the loader cannot be restricted.
@@ -220,9 +217,19 @@ class ModelKernels:
                     f"Kernel layouts cannot be chosen with this llama.cpp build: {error}.",
                     "Set EDGESPEC_KERNELS=plain, or install the llama-cpp-python that EdgeSpec asks for.",
                 ) from error
-            owns = any(layout.name == OWN for layout in self.layouts)
-            with library.load().narrowing_heads() if owns and narrow_head else nullcontext():
-                yield
+            yield
+
+    @contextmanager
+    def loading(self, *, narrow_head: bool = False) -> Iterator[Callable[[], int]]:
+        """A block in which llama.cpp loads a model with these layouts to choose from; raises as `offered`.
+
+        When the loader has returned, the weights are to be packed with the function that the block gets: see
+        `NativeLibrary.loading`.
+        """
+        owns = any(layout.name == OWN for layout in self.layouts)
+        own = library.load().loading(narrow_head=narrow_head) if owns else nullcontext(lambda: 0)
+        with self.offered(), own as pack_next:
+            yield pack_next
 
 
 _offering = threading.RLock()

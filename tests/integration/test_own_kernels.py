@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -48,7 +49,7 @@ from tests.tiers import slow_except
 from tests.tiny import write_tiny
 
 _LENGTH = 66
-Q4_0, Q8_0, Q4_K = 2, 8, 12
+F16, Q4_0, Q8_0, Q4_K, Q6_K, IQ4_NL = 1, 2, 8, 12, 14, 20
 CONFIG = GenerationConfig(max_tokens=24)
 PROMPT = "Once upon a time"
 
@@ -186,6 +187,30 @@ def test_experts(architecture: str, own: library.NativeLibrary, smol_path: Path,
         expected = logits(model, rows=48, n_tokens=48)
         for rows in (2, 7):  # the routers' products, with floats, are ggml's: a single row rounds differently
             assert np.array_equal(logits(model, rows=rows, n_tokens=48), expected), f"{rows} rows"
+
+
+@pytest.mark.parametrize("shape", [(512, 37), (512, 37, 3), (8192, 4099)])
+@pytest.mark.parametrize("type_id", [F16, Q4_0, Q8_0, Q4_K, Q6_K, IQ4_NL])
+def test_weights_are_packed_where_they_were_read_to(
+    type_id: int, shape: tuple[int, ...], own: library.NativeLibrary, own_layout: KernelLayout
+) -> None:
+    f = ggml.functions()
+    with ggml.ScratchContext() as scratch, own.loading(narrow_head=False) as pack_next:
+        tensor = scratch.tensor(type_id, shape)
+        n_bytes, size = f["ggml_nbytes"](tensor), own_layout.packed_bytes(type_id, shape)
+        data = np.random.default_rng(type_id).bytes(n_bytes)
+        buffer = f["ggml_backend_buft_alloc_buffer"](own_layout.address, size + 4096)
+        base = f["ggml_backend_buffer_get_base"](buffer)
+        f["ggml_backend_tensor_alloc"](buffer, tensor, base)
+        ctypes.memset(base, 0, size)
+        ctypes.memmove(base, data, n_bytes)
+        assert [pack_next(), pack_next()] == [1, 0]
+        found = ctypes.string_at(base, size)
+        f["ggml_backend_buffer_free"](buffer)
+    with own.loading(narrow_head=False) as pack_next:
+        address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
+        assert own_layout.pack(type_id, shape, address, n_bytes) == found
+        assert pack_next() == 0, "what was set from a copy is packed"
 
 
 @pytest.mark.parametrize("type_id", [Q4_0, Q8_0, Q4_K])

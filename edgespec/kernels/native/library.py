@@ -38,6 +38,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "edgespec_buffer_type": (ctypes.c_void_p, []),
     "edgespec_activate": (None, []),
     "edgespec_narrow_heads": (None, [ctypes.c_int]),
+    "edgespec_read_in_place": (None, [ctypes.c_int]),
+    "edgespec_pack_next": (ctypes.c_int64, []),
     "edgespec_planner_new": (ctypes.c_void_p, [ctypes.c_int, ctypes.c_int]),
     "edgespec_planner_free": (None, [ctypes.c_void_p]),
     "edgespec_plan_with": (None, [ctypes.c_void_p]),
@@ -111,12 +113,21 @@ class NativeLibrary:
         self._f["edgespec_activate"]()
 
     @contextmanager
-    def narrowing_heads(self) -> Iterator[None]:
-        """A block in which this thread packs output heads of 8 bits or more in 5 bits."""
-        self._f["edgespec_narrow_heads"](True)
+    def loading(self, *, narrow_head: bool) -> Iterator[Callable[[], int]]:
+        """A block in which this thread loads weights in the buffer type.
+
+        They are read to where they are to be packed. When all were read, calls of the function that the block
+        gets pack one each, until it returns 0; before that, it returns how many are left with that one.
+
+        Args:
+            narrow_head: pack an output head of 8 bits or more in 5 bits.
+        """
+        self._f["edgespec_narrow_heads"](narrow_head)
+        self._f["edgespec_read_in_place"](True)
         try:
-            yield
+            yield self._f["edgespec_pack_next"]
         finally:
+            self._f["edgespec_read_in_place"](False)
             self._f["edgespec_narrow_heads"](False)
 
     def instruction_sets(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@
 #include "recurrent.h"
 #include "system.h"
 #include "types.h"
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -24,11 +25,17 @@ constexpr int F32 = 0, I32 = 26;
 constexpr size_t ALIGNMENT = 64;
 constexpr int GRABS = 8;          // a thread's shares of a product, so that one that is held up delays nobody
 constexpr int64_t MAX_PANELS = 16;  // of a share
+constexpr size_t COPIED_BYTES = 16 << 20;  // of a weight that is packed in place, at a time
+constexpr int64_t TOUCHED_BYTES = 64 << 20, SMALLEST_PAGE = 4096;
 constexpr size_t WIDE_BLOCK = 34;   // bytes of 32 weights, from which a head can be narrowed
 
 edgespec_operations ops;
 thread_local Planner * planner = nullptr;  // of the graphs that this thread has ggml compute
-thread_local bool narrows_heads = false;  // of the models that this thread loads
+// Of the models that this thread loads: are output heads narrowed, are weights read to where they are to be packed, and
+// which of these are there?
+thread_local bool narrows_heads = false, reads_in_place = false;
+thread_local std::vector<Tensor *> read_in_place;
+thread_local std::vector<char> copied;  // of the one that is packed
 Buffer * (*alloc_plain)(BufferType *, size_t);
 size_t (*quantize)(int type, const float *, void *, int64_t start, int64_t rows, int64_t k, const float * importance);
 BufferType * plain_type;
@@ -312,47 +319,105 @@ void pack_narrowed(const Tensor * t, const char * data, int64_t panel) {
     edgespec_pack(Q5_0::ID, narrow.data(), k, rows, 0, 1, t->data + panel * edgespec_panel_bytes(Q5_0::ID, k));
 }
 
-// Packs a weight from its bytes in a file, with all processors that this process may use.
-void set_tensor(Buffer *, Tensor * t, const void * data, size_t offset, size_t size) {
-    const int64_t k = t->ne[0], n = t->ne[1], matrices = t->ne[2], panels = panels_of(t);
-    const size_t of_file = edgespec_file_row_bytes(t->type, k) * n, of_packed = edgespec_packed_bytes(t->type, k, n);
-    if (offset || size != of_file * matrices) refuse("a weight was set in parts");
-    const bool narrowed = narrows_heads && can_be_narrowed(t);
-    const auto pack = [&](int64_t first, int64_t last) {
-        for (; narrowed && first < last; first++) pack_narrowed(t, (const char *) data, first);
-        while (first < last) {
-            const int64_t m = first / panels, p = first % panels, count = panels - p < last - first ? panels - p : last - first;
-            edgespec_pack(t->type, (const char *) data + m * of_file, k, n, p, p + count, t->data + m * of_packed);
-            first += count;
-        }
-    };
-    const int n_threads = size < (1 << 20) ? 1 : usable_cores();
-    const int64_t total = panels * matrices, step = panels_at_once(total, n_threads);
-    std::atomic<int64_t> next{0};
-    const auto work = [&] {
-        for (int64_t p; (p = next.fetch_add(step, std::memory_order_relaxed)) < total;) {
-            pack(p, p + step < total ? p + step : total);
+// Has threads work on shares of a range, `step` at a time.
+template <class Work> void in_parallel(int64_t first, int64_t last, int64_t step, int n_threads, const Work & work) {
+    std::atomic<int64_t> next{first};
+    const auto run = [&] {
+        for (int64_t at; (at = next.fetch_add(step, std::memory_order_relaxed)) < last;) {
+            work(at, at + step < last ? at + step : last);
         }
     };
     std::vector<std::thread> others;
     try {
-        for (int i = 1; i < n_threads; i++) others.emplace_back(work);
+        for (int i = 1; i < n_threads; i++) others.emplace_back(run);
     } catch (const std::exception &) {
         // The system has no more threads or memory: those that there are do all of it.
     }
-    work();
+    run();
     for (auto & thread : others) thread.join();
-    if (narrowed) {
+}
+
+// How the panels of a weight are packed.
+struct Packing {
+    Tensor * t;
+    const int64_t k, n, panels, total;
+    const size_t row, of_packed;
+    const bool narrowed;
+
+    explicit Packing(Tensor * t)
+        : t(t), k(t->ne[0]), n(t->ne[1]), panels(panels_of(t)), total(panels * t->ne[2]),
+          row(edgespec_file_row_bytes(t->type, k)), of_packed(edgespec_packed_bytes(t->type, k, n)),
+          narrowed(narrows_heads && can_be_narrowed(t)) {}
+
+    // Bytes of the weight in a file before a panel.
+    size_t before(int64_t panel) const {
+        const int64_t rows = panel % panels * EDGESPEC_PANEL_ROWS;
+        return (panel / panels * n + rows) * row;
+    }
+
+    // Packs some panels, from the bytes of the whole weight in a file.
+    void pack(const char * file, int64_t first, int64_t last) const {
+        for (; narrowed && first < last; first++) pack_narrowed(t, file, first);
+        while (first < last) {
+            const int64_t m = first / panels, p = first % panels, count = panels - p < last - first ? panels - p : last - first;
+            edgespec_pack(t->type, file + m * n * row, k, n, p, p + count, t->data + m * of_packed);
+            first += count;
+        }
+    }
+
+    // The same, with all processors that this process may use.
+    void pack_together(const char * file, int64_t first, int64_t last) const {
+        const int n_threads = (last - first) * EDGESPEC_PANEL_ROWS * row < (1 << 20) ? 1 : usable_cores();
+        in_parallel(first, last, panels_at_once(last - first, n_threads), n_threads, [&](int64_t from, int64_t to) {
+            pack(file, from, to);
+        });
+    }
+
+    void finish() const {
+        if (!narrowed) return;
         t->type = Q5_0::ID;
         t->nb[0] = edgespec_file_row_bytes(t->type, 32);
         t->nb[1] = edgespec_file_row_bytes(t->type, k);
         t->nb[2] = t->nb[3] = t->nb[1] * n;
     }
+};
+
+// Packs a weight from its bytes in a file.
+void set_tensor(Buffer *, Tensor * t, const void * data, size_t offset, size_t size) {
+    const Packing packing(t);
+    if (offset || size != packing.before(packing.total)) refuse("a weight was set in parts");
+    packing.pack_together((const char *) data, 0, packing.total);
+    packing.finish();
+    read_in_place.erase(std::remove(read_in_place.begin(), read_in_place.end(), t), read_in_place.end());
+}
+
+// Packs a weight whose bytes were read from a file to where they are to be packed: some panels at a time from a copy,
+// so that none is overwritten before it is copied.
+void pack_in_place(Tensor * t) {
+    const Packing packing(t);
+    const size_t panel = EDGESPEC_PANEL_ROWS * packing.row;
+    const bool shrinks = edgespec_panel_bytes(packing.narrowed ? (int) Q5_0::ID : t->type, packing.k) <= panel;
+    const int64_t at_once = panel < COPIED_BYTES ? COPIED_BYTES / panel : 1;
+    for (int64_t done = 0; done < packing.total; done += at_once) {
+        const int64_t count = at_once < packing.total - done ? at_once : packing.total - done;
+        const int64_t first = shrinks ? done : packing.total - done - count;
+        const size_t start = packing.before(first), end = packing.before(first + count);
+        copied.assign(t->data + start, t->data + end);
+        packing.pack_together(copied.data() - start, first, first + count);
+    }
+    packing.finish();
+}
+
+int init_tensor(Buffer * buffer, Tensor * t) {
+    if (reads_in_place && buffer->type == &packed_type && !t->view_src) read_in_place.push_back(t);
+    return 0;
 }
 
 const char * get_name(BufferType *) { return "EDGESPEC"; }
 size_t get_alignment(BufferType *) { return ALIGNMENT; }
-bool is_host(BufferType *) { return false; }
+// Loaders read weights straight into memory of the host, and have others set from a copy. Types that follow this one's
+// example, here and below, have no memory.
+bool is_host(BufferType * type) { return reads_in_place && type == &packed_type; }
 
 size_t get_alloc_size(BufferType *, const Tensor * t) {
     return edgespec_packed_bytes(t->type, t->ne[0], t->ne[1]) * (size_t) (t->ne[2] * t->ne[3]);
@@ -361,9 +426,16 @@ size_t get_alloc_size(BufferType *, const Tensor * t) {
 Buffer * alloc_buffer(BufferType *, size_t size) {
     Buffer * buffer = alloc_plain(plain_type, size);
     if (!buffer) return nullptr;
-    advise_huge_pages(buffer->get_base(buffer), size);
+    char * base = (char *) buffer->get_base(buffer);
+    advise_huge_pages(base, size);
+    // The loader reads in one thread, which would wait for every page to be cleared.
+    if (reads_in_place) {
+        in_parallel(0, size, TOUCHED_BYTES, usable_cores(), [&](int64_t from, int64_t to) {
+            for (; from < to; from += SMALLEST_PAGE) base[from] = 0;
+        });
+    }
     buffer->type = &packed_type;
-    buffer->init_tensor = nullptr;
+    buffer->init_tensor = init_tensor;
     buffer->set_tensor = set_tensor;
     buffer->get_tensor = nullptr;
     buffer->cpy_tensor = nullptr;
@@ -424,6 +496,19 @@ const char * edgespec_register(const void * within, void * device, const edgespe
 void * edgespec_buffer_type(void) { return &packed_type; }
 
 void edgespec_narrow_heads(int on) { narrows_heads = on; }
+
+void edgespec_read_in_place(int on) {
+    reads_in_place = on;
+    read_in_place.clear();
+    if (!on) std::vector<char>().swap(copied);
+}
+
+int64_t edgespec_pack_next(void) {
+    if (read_in_place.empty()) return 0;
+    pack_in_place(read_in_place.back());
+    read_in_place.pop_back();
+    return (int64_t) read_in_place.size() + 1;
+}
 
 void edgespec_activate(void) { packed_type.context = &packed; }
 

@@ -30,6 +30,10 @@ void edgespec_activate(void);
 /* Has output heads that this thread loads from now on and whose weights take 8 bits or more packed in 5 bits (Q5_0), or
  * no longer: for models that only draft, whose every step reads the whole head. */
 void edgespec_narrow_heads(int on);
+/* Has loaders that this thread runs from now on read weights to where they are to be packed, or no longer. When they have
+ * read all, each call of `edgespec_pack_next` packs one, and returns how many there were before it: 0 when all are packed. */
+void edgespec_read_in_place(int on);
+int64_t edgespec_pack_next(void);
 /* How the nodes of a context are computed: with which instruction set (-1: the best one), and whether attention and
  * products of F32 matrices are computed here as well or left to ggml. Null if the instruction set cannot be used here.
  * To be freed after the context. */

@@ -38,6 +38,7 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
+_READING = 0.7  # of a model's loading, where its weights are rearranged afterwards
 _ROPES_OF_PARTS = (llama_cpp.LLAMA_ROPE_TYPE_MROPE, llama_cpp.LLAMA_ROPE_TYPE_IMROPE)
 
 
@@ -156,7 +157,7 @@ class Model:
         def report(fraction: float, _data: object) -> bool:
             try:
                 if on_progress is not None:
-                    on_progress(fraction)
+                    on_progress(_READING * fraction if layouts else fraction)
             except BaseException as error:  # ctypes would swallow the exception
                 failed.append(error)
                 return False
@@ -165,13 +166,18 @@ class Model:
         params.progress_callback = report
         try:
             with (
-                self.kernels.offered(narrow_head=drafts) if layouts else nullcontext(),
+                self.kernels.loading(narrow_head=drafts) if layouts else nullcontext(lambda: 0) as pack_next,
                 nullcontext() if self.guard is None else self.guard.entered(),
                 log_lines() as log,
                 signals,
                 self.weights.loading(path, params, patterns) as load_path,
             ):
                 self._handle = llama_cpp.llama_model_load_from_file(os.fsencode(load_path), params)
+                most = left = pack_next() if self._handle else 0
+                while left and not signals.interrupted:
+                    if on_progress is not None:
+                        on_progress(1 - (1 - _READING) * (left - 1) / most)
+                    left = pack_next()
             del keep_alive, overrides
             if failed:
                 raise failed[0]
