@@ -11,6 +11,7 @@ import faulthandler
 import os
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -124,7 +125,7 @@ def _as_options(arguments: Sequence[str]) -> Sequence[str]:
 
 def _refuse_llama_cpps(arguments: Sequence[str]) -> None:
     """Say what to use in place of llama.cpp's own options."""
-    given = {word.partition("=")[0] for word in arguments}
+    given = {word.partition("=")[0] for word in takewhile(lambda word: word != "--", arguments)}
     for own, names in LLAMA_CPPS.items():
         for name in given.intersection(names):
             hint = f"Use {own}." if own else "Leave it out: EdgeSpec decides that itself."
