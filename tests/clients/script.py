@@ -24,7 +24,7 @@ _WORD = re.compile(r"heron-[0-9a-f]{8}")
 _FORM = re.compile(r"JSON format:\s*(\{[^\n]*\})")
 # Tools that read a file, by their names in the programs; the first that is offered is called.
 _READERS = (
-    *("read", "read_file", "readfile", "view"),
+    *("read", "read_file", "readfile", "read_files", "view"),
     *("exec_command", "shell_command", "shell", "bash", "run_shell_command", "execute"),
 )
 
@@ -99,6 +99,8 @@ def arguments_for(schema: Mapping[str, Any], path: str) -> dict[str, Any]:
             arguments[name] = ["cat", path] if about.get("type") == "array" else f"cat {path}"
         elif re.search("path|file", name.lower()) and about.get("type") == "string":
             arguments[name] = path
+        elif name.lower() == "files" and about.get("type") == "array":
+            arguments[name] = [arguments_for(about["items"], path)]
         elif name in required:
             arguments[name] = _any_value(about)
     return arguments

@@ -530,7 +530,7 @@ def test_an_unknown_repository_and_its_neighbours(hub: Hub) -> None:
         hub,
         "nobody/nothing",
         "There is no repository nobody/nothing on the Hub, or it is private.",
-        "Check the name. If it is private: Log in with 'hf auth login', or set HF_TOKEN.",
+        "Check the name. Log in with 'hf auth login', or set HF_TOKEN if it is private.",
     )
 
 

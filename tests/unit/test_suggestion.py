@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.conversation.welcome import welcome_lines
+from edgespec.errors import UsageError
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.footprint import cell_bytes, state_bytes
 from edgespec.models.gguf.types import BLOCK_SIZES
@@ -168,6 +169,9 @@ def test_other_quantizations_have_the_sizes_of_published_files() -> None:
         hollow = entry.hollow_in(quant)
         assert hollow is not None
         assert hollow.tensor_bytes == pytest.approx(size * 1e9, rel=0.05), quant
+    assert entry.hollow_in("q8") == entry.hollow_in("Q8_0")
+    with pytest.raises(UsageError, match="There is no quantization 'Q9_K'"):
+        entry.hollow_in("Q9_K")
 
 
 def test_the_models_of_the_computed_table_are_in_the_catalog() -> None:

@@ -30,10 +30,11 @@ def repository_table(found: RepositoryPlan) -> str:
         lines += [row[0], line] if len(row[0]) > _NAME else [line]
     lines.append("")
     if fastest is not None:
-        if_there = ", if the repository has it" if found.guessed else ""
-        lines.append(f"* the fastest that loses less than 5%{if_there}. In detail:")
+        where = ", on this machine already" if fastest.here else ""
+        where = ", if the repository has it" if found.guessed else where
+        lines.append(f"* the fastest that loses less than 5%{where}. In detail:")
         lines.append(f"  edgespec plan {found.repo}:{fastest.name}")
-    if any(file.here for file in found.files):
+    if any(file.here and file is not fastest for file in found.files):
         lines.append("+ on this machine already")
     lines.append("BITS: of a weight. LOSS: perplexity that the type adds to Llama 3 8B, published by")
     lines.append("llama.cpp. RESIDENT, STREAMED: GiB in memory, and read for every pass.")

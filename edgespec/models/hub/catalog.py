@@ -87,11 +87,24 @@ class CatalogEntry:
         return self.hollow_in(self.quant)
 
     def hollow_in(self, quant: str) -> ModelFiles | None:
-        """The shape in another quantization, or in the nearest one whose types are known."""
+        """The shape in another quantization, or in the nearest one whose types are known.
+
+        Args:
+            quant: a quantization, its beginning, or the name of a file.
+
+        Raises:
+            UsageError: there is no such quantization.
+        """
         if self.shape is None:
             return None
-        label = normal(label_of(f"-{quant}") or self.quant)
+        named = quant.lower().endswith(".gguf")
+        label = normal(label_of(f"-{quant}") or (self.quant if named else quant))
+        label = next((known for known in QUANTIZATIONS if known.startswith(label)), label)
         if label not in QUANTIZATIONS:
+            if not bits_of(label):
+                raise UsageError(
+                    f"There is no quantization '{quant}'.", f"Name one: {self.name}:{self.quant}"
+                )
             label = min(QUANTIZATIONS, key=lambda known: abs(bits_of(known) - bits_of(label)))
         return hollow_files(self.name, self.shape, label)
 

@@ -223,7 +223,7 @@ def translated(hub: Hub, repo: str, api: Any = None) -> Iterator[None]:
         close = _similar(api, repo) if api is not None else []
         raise NoSuchModelError(
             f"There is no repository {repo} on the Hub, or it is private.",
-            which_of(close) if close else f"Check the name. If it is private: {_LOG_IN}.",
+            which_of(close) if close else f"Check the name. {_LOG_IN} if it is private.",
         ) from None
     except errors.HFValidationError:
         raise NoSuchModelError(
