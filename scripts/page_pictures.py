@@ -18,6 +18,8 @@ QUESTION = "Explain what a hash table is, with a short Python example."
 def main() -> None:
     """Serve, ask, and take pictures."""
     sys.path.insert(0, str(ROOT))
+    from PIL import Image
+
     from tests.browser import browsing
     from tests.serving import started
 
@@ -41,6 +43,9 @@ def main() -> None:
         browser.resize(NARROW, HEIGHT)
         browser.run("setSide(false); setTree(true)")
         browser.screenshot(ROOT / "docs" / "page-narrow.png")
+        for picture in (ROOT / "docs").glob("page-*.png"):
+            with Image.open(picture) as image:
+                image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(picture, optimize=True)
         print(browser.troubles or "The browser had no complaints.")
 
 
