@@ -5,25 +5,27 @@ from __future__ import annotations
 import signal
 import sys
 
-# Windows' exit codes of crashes; the first is that of C's abort.
-_WINDOWS = {
-    3: "abort",
-    0xC0000005: "access violation",
-    0xC000001D: "illegal instruction",
-    0xC0000094: "arithmetic fault",
-    0xC00000FD: "stack overflow",
-    0xC0000374: "heap corruption",
-    0xC0000409: "abort",
-}
-_WINDOWS_CONTROL_C = 0xC000013A
-_WINDOWS_OUT_OF_TIME = 1816  # with which Windows ends a process that has used up its time
-_NAMES = {
-    "SIGILL": "illegal instruction",
-    "SIGSEGV": "segmentation fault",
-    "SIGBUS": "bus error",
-    "SIGFPE": "arithmetic fault",
-    "SIGABRT": "abort",
-}
+if sys.platform == "win32":
+    # Exit codes of crashes; the first is that of C's abort.
+    _FAULTS = {
+        3: "abort",
+        0xC0000005: "access violation",
+        0xC000001D: "illegal instruction",
+        0xC0000094: "arithmetic fault",
+        0xC00000FD: "stack overflow",
+        0xC0000374: "heap corruption",
+        0xC0000409: "abort",
+    }
+    _OUT_OF_TIME, _CONTROL_C = 1816, 0xC000013A
+else:
+    _FAULTS = {
+        -signal.SIGILL: "illegal instruction",
+        -signal.SIGSEGV: "segmentation fault",
+        -signal.SIGBUS: "bus error",
+        -signal.SIGFPE: "arithmetic fault",
+        -signal.SIGABRT: "abort",
+    }
+    _OUT_OF_TIME, _CONTROL_C = -signal.SIGXCPU, None
 
 
 def describe_exit(returncode: int) -> str:
@@ -38,27 +40,19 @@ def describe_exit(returncode: int) -> str:
 
 def crash_fault(returncode: int | None) -> str:
     """The fault that ended a process, such as "segmentation fault"; empty if there was none."""
-    if returncode is None:
-        return ""
-    if sys.platform == "win32":
-        return _WINDOWS.get(returncode & 0xFFFFFFFF, "")
-    return _NAMES.get(signal_name(returncode), "")
+    return "" if returncode is None else _FAULTS.get(returncode, "")
 
 
 def ran_out_of_time(returncode: int | None) -> bool:
     """True if the system ended a process because it took more processor time than it may."""
-    if sys.platform == "win32":
-        return returncode == _WINDOWS_OUT_OF_TIME
-    return returncode is not None and signal_name(returncode) == "SIGXCPU"
+    return returncode == _OUT_OF_TIME
 
 
 def ending_signal(returncode: int | None) -> str:
     """The signal that ended a process other than by a fault, such as "SIGKILL"; empty if there was none."""
     if returncode is None or crash_fault(returncode):
         return ""
-    if sys.platform == "win32" and returncode & 0xFFFFFFFF == _WINDOWS_CONTROL_C:
-        return "Ctrl-C"
-    return signal_name(returncode)
+    return "Ctrl-C" if returncode == _CONTROL_C else signal_name(returncode)
 
 
 def signal_name(returncode: int) -> str:
