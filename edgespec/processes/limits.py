@@ -195,7 +195,7 @@ else:
                 resource.setrlimit(resource.RLIMIT_AS, (taken + memory_bytes,) * 2)
 
     def end_with_this_process(child: Popen[Any]) -> None:
-        """Do nothing: see `children.ended_with_parent`."""
+        """Do nothing: such children watch their time, or see `children.ended_with_parent`."""
 
     class ChildMemory:
         """A limit on the memory of a child, beyond what it has now; none where the system does not say it."""

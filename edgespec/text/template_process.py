@@ -14,7 +14,7 @@ from typing import Any
 
 from edgespec.errors import TemplateError
 from edgespec.processes.children import start
-from edgespec.processes.limits import ChildMemory
+from edgespec.processes.limits import ChildMemory, end_with_this_process
 
 MAX_OUTPUT_CHARS = 16 * 2**20
 OTHER_FILE = "Try another GGUF file of this model; the template is part of the file."
@@ -48,6 +48,7 @@ class TemplateProcess:
             )
         except OSError as error:
             raise _not_started(str(error)) from error
+        end_with_this_process(self._process)
         self._memory: ChildMemory | None = None  # once it is ready
 
     @property

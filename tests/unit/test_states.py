@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,7 +124,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = StateStore(CheckedFiles(tmp_path / "file" / "x"), "x")
     store.save(cells(TEXT), TEXT, tail=True)
-    assert store.failure == f"{tmp_path / 'file' / 'x'} cannot be written: Not a directory"
+    assert store.failure.startswith(f"{tmp_path / 'file' / 'x'} cannot be written: ")
     assert store.restore(cells([]), TEXT) == 0
 
 
@@ -190,7 +191,8 @@ def test_after_a_failure_nothing_is_tried_for_a_while(tmp_path: Path) -> None:
 
 def test_a_state_in_a_file_comes_back_and_leaves_nothing_on_disk(tmp_path: Path) -> None:
     state = StateFile(tmp_path / "new", cells(TEXT), TEXT)
-    assert not list((tmp_path / "new").iterdir()), "no end of the program leaves it there"
+    if sys.platform != "win32":  # where the system removes it at the end
+        assert not list((tmp_path / "new").iterdir()), "no end of the program leaves it there"
     for known in ([], TEXT[:BLOCK], TEXT[: BLOCK + 7]):
         cache = cells(known)
         assert state.restore(cache, [*TEXT, 1]) == len(TEXT)
@@ -198,6 +200,7 @@ def test_a_state_in_a_file_comes_back_and_leaves_nothing_on_disk(tmp_path: Path)
     assert state.restore(cells([]), TEXT[1:]) == 0
     state.close()
     assert state.closed
+    assert not list((tmp_path / "new").iterdir())
     assert state.restore(cells([]), TEXT) == 0
 
 
