@@ -8,6 +8,7 @@ import pytest
 
 from edgespec.drafting.agreement import Agreement, CostModel, PassCost, SampleAnswer, SampleAnswers
 from edgespec.drafting.make import SavedMeasurements, _move
+from tests.links import needs_links
 
 TEXTS = (SampleAnswer((1, 2), (3, 4, 5)),)
 GIB = 1 << 30
@@ -62,6 +63,7 @@ def test_passes_are_measured_again_with_other_memory_and_the_text_is_not_written
     assert asked == ["write", "measure"]
 
 
+@needs_links
 def test_a_link_stays_where_the_drafter_is_put(tmp_path: Path) -> None:
     (tmp_path / "made").write_bytes(b"drafter")
     (tmp_path / "link").symlink_to(tmp_path / "file")

@@ -16,6 +16,7 @@ from edgespec.errors import BackendError, ModelFileError, OutputError, UsageErro
 from edgespec.llama.quantize import QUANTIZATIONS, make_drafter
 from edgespec.models.gguf.header import read_header
 from edgespec.processes import children
+from tests.links import needs_links
 from tests.tiers import slow_except
 from tests.tiny import N_LAYER, finish, write_tiny
 from tests.waiting import PATIENCE_S, wait_until
@@ -84,6 +85,7 @@ def test_unknown_quantization_lists_the_known_ones(smol_path: Path, tmp_path: Pa
     assert caught.value.hint == (f"Choose one of {', '.join(QUANTIZATIONS)}.")
 
 
+@needs_links
 def test_output_that_is_the_target(smol_path: Path, tmp_path: Path) -> None:
     link = tmp_path / "link.gguf"
     link.symlink_to(smol_path)
