@@ -44,6 +44,18 @@ def test_llama_cpp_pythons_classes_are_not_imported_and_left_to_others() -> None
     assert done.stdout.splitlines() == ["False False", "True Llama"]
 
 
+def test_the_log_stays_edgespecs_own_when_others_import_llama_cpp_pythons_classes() -> None:
+    program = (
+        "from edgespec.llama.runtime.backend import log_lines, start_backend; start_backend()\n"
+        "import llama_cpp\n"
+        "with log_lines() as lines:\n"
+        "    llama_cpp.llama_model_load_from_file(b'nosuch.gguf', llama_cpp.llama_model_default_params())\n"
+        "print(len(lines.errors) > 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 def test_settings_are_shown_where_they_differ_from_the_defaults() -> None:
     assert repr(GenerationConfig()) == "GenerationConfig()"
     config = GenerationConfig(max_tokens=32, temperature=0.8, stop=("END",))

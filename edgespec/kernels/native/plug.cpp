@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <new>
 #include <thread>
 #include <vector>
@@ -26,7 +27,7 @@ constexpr size_t ALIGNMENT = 64;
 constexpr int GRABS = 8;          // a thread's shares of a product, so that one that is held up delays nobody
 constexpr int64_t MAX_PANELS = 16;  // of a share
 constexpr size_t COPIED_BYTES = 16 << 20;  // of a weight that is packed in place, at a time
-constexpr int64_t TOUCHED_BYTES = 64 << 20, SMALLEST_PAGE = 4096;
+constexpr size_t CLEARED_BYTES = 8 << 20, SMALLEST_PAGE = 4096;
 constexpr size_t WIDE_BLOCK = 34;   // bytes of 32 weights, from which a head can be narrowed
 
 edgespec_operations ops;
@@ -37,6 +38,7 @@ thread_local bool narrows_heads = false, reads_in_place = false;
 thread_local std::vector<Tensor *> read_in_place;
 thread_local std::vector<char> copied;  // of the one that is packed
 Buffer * (*alloc_plain)(BufferType *, size_t);
+void (*free_plain)(Buffer *);
 size_t (*quantize)(int type, const float *, void *, int64_t start, int64_t rows, int64_t k, const float * importance);
 BufferType * plain_type;
 void (*barrier)(void * threadpool);
@@ -337,6 +339,40 @@ template <class Work> void in_parallel(int64_t first, int64_t last, int64_t step
     for (auto & thread : others) thread.join();
 }
 
+// Has the system clear memory ahead of a loader: it reads in one thread, which would wait for every page.
+class Clearing {
+    std::vector<std::thread> threads;
+    std::atomic<bool> ended{false};
+
+    // Writes without a change, as the loader may have been there before.
+    void touch(char * base, size_t size, std::atomic<size_t> & next) const {
+        for (size_t at; !ended && (at = next.fetch_add(CLEARED_BYTES)) < size;) {
+            const size_t end = at + CLEARED_BYTES < size ? at + CLEARED_BYTES : size;
+            for (; at < end; at += SMALLEST_PAGE) reinterpret_cast<std::atomic<char> *>(base + at)->fetch_or(0);
+        }
+    }
+
+  public:
+    void begin(char * base, size_t size) {
+        const auto next = std::make_shared<std::atomic<size_t>>(0);
+        const int n_threads = usable_cores() > 2 ? usable_cores() - 1 : 1;
+        try {
+            for (int i = 0; i < n_threads; i++) threads.emplace_back([=] { touch(base, size, *next); });
+        } catch (const std::exception &) {
+            // The loader has the pages cleared itself.
+        }
+    }
+
+    void end() {
+        ended = true;
+        for (auto & thread : threads) thread.join();
+        threads.clear();
+        ended = false;
+    }
+};
+
+thread_local Clearing clearing;  // for the loader that this thread runs
+
 // How the panels of a weight are packed.
 struct Packing {
     Tensor * t;
@@ -423,16 +459,20 @@ size_t get_alloc_size(BufferType *, const Tensor * t) {
     return edgespec_packed_bytes(t->type, t->ne[0], t->ne[1]) * (size_t) (t->ne[2] * t->ne[3]);
 }
 
+void free_buffer(Buffer * buffer) {
+    clearing.end();
+    free_plain(buffer);
+}
+
 Buffer * alloc_buffer(BufferType *, size_t size) {
     Buffer * buffer = alloc_plain(plain_type, size);
     if (!buffer) return nullptr;
     char * base = (char *) buffer->get_base(buffer);
     advise_huge_pages(base, size);
-    // The loader reads in one thread, which would wait for every page to be cleared.
     if (reads_in_place) {
-        in_parallel(0, size, TOUCHED_BYTES, usable_cores(), [&](int64_t from, int64_t to) {
-            for (; from < to; from += SMALLEST_PAGE) base[from] = 0;
-        });
+        clearing.begin(base, size);
+        free_plain = buffer->free_buffer;
+        buffer->free_buffer = free_buffer;
     }
     buffer->type = &packed_type;
     buffer->init_tensor = init_tensor;
@@ -498,12 +538,14 @@ void * edgespec_buffer_type(void) { return &packed_type; }
 void edgespec_narrow_heads(int on) { narrows_heads = on; }
 
 void edgespec_read_in_place(int on) {
+    clearing.end();
     reads_in_place = on;
     read_in_place.clear();
     if (!on) std::vector<char>().swap(copied);
 }
 
 int64_t edgespec_pack_next(void) {
+    clearing.end();
     if (read_in_place.empty()) return 0;
     pack_in_place(read_in_place.back());
     read_in_place.pop_back();

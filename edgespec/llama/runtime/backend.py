@@ -64,9 +64,13 @@ _callback: Any = None  # C keeps only the address, so Python must keep the objec
 
 
 def start_backend() -> None:
-    """Initialise llama.cpp once, and print its log nowhere."""
+    """Initialise llama.cpp once, and print its log nowhere.
+
+    llama-cpp-python has the log printed when somebody else imports its classes later.
+    """
     global _callback
     if _callback is not None:
+        llama_cpp.llama_log_set(_callback, None)
         return
 
     @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
