@@ -51,7 +51,7 @@ def told_to_wait(sockets: Sequence[socket.socket]) -> Iterator[None]:
     """A block during which requests are told that the model is being loaded."""
     config = uvicorn.Config(
         _say_that_it_loads,
-        # Windows' usual loop would tie the sockets to itself for good, and the next server could not accept.
+        # Windows' usual loop would keep the sockets, and the next server could not accept.
         loop="asyncio:SelectorEventLoop",
         ws="none",
         lifespan="off",
