@@ -174,7 +174,7 @@ def _tokens(path: Path, vocabulary: Tokenizer) -> Tokens:
     """A file's tokens and a break behind them; none if it is binary, empty or cannot be read."""
     try:
         data = path.read_bytes()
-        text = "" if b"\0" in data[:_PEEKED] else data.decode()
+        text = "" if b"\0" in data[:_PEEKED] else data.decode().replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError):
         text = ""
     found = vocabulary.tokenize(text, control=False) if text else []

@@ -12,6 +12,7 @@ import pytest
 
 from edgespec.cli.batch.input_file import summarize_input
 from edgespec.cli.main import main
+from tests.links import put
 from tests.tiny_images import png, write_projector
 from tests.unit.talking import TalkingEngine, records, write_lines
 
@@ -147,7 +148,7 @@ def test_a_resumed_run_knows_another_image(
 def seeing(folder: Path, smol_path: Path) -> Path:
     """A model with a projector beside it."""
     model = folder / "model.gguf"
-    model.symlink_to(smol_path)
+    put(smol_path, model)
     write_projector(folder / "mmproj-model.gguf", "idefics3")
     return model
 

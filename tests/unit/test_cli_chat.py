@@ -20,6 +20,7 @@ from edgespec.cli.conversation.keyboard import TypedKeyboard, join_lines
 from edgespec.cli.main import main
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.terminal import Terminal
+from edgespec.cli.utf8 import _conversion
 from edgespec.engine.sessions.file import saved_sessions
 from edgespec.engine.sessions.session import ResumedSession
 from edgespec.generation.config import GenerationConfig
@@ -27,7 +28,7 @@ from edgespec.generation.rules import KINDS
 from tests.unit.talking import ANSWER, TalkingEngine, TalkingSession
 
 CTRL_D = "\x04"
-CONVERT = "Convert it first, for example with: iconv -f WINDOWS-1252 -t UTF-8"
+CONVERT = _conversion("WINDOWS-1252")
 
 
 class TypingFriend:

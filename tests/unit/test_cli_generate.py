@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.batch.input_file import read_jobs
+from edgespec.cli.interrupt import ENDING
 from edgespec.cli.main import main
 from edgespec.cli.screen.formatting import details, format_statistics
 from edgespec.generation.result import Generation
@@ -115,7 +116,7 @@ def test_ctrl_c_while_the_prompt_is_read_claims_no_answer(
     assert "tokens/s" not in err
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(number, 128 + number) for number in (signal.SIGINT, *ENDING)])
 def test_a_signal_keeps_what_was_written(
     number: signal.Signals, code: int, engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("importlinter")
 ROOT = Path(__file__).parents[2]
 
 # contract -> a module, and the import that it must not have

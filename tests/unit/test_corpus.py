@@ -285,7 +285,8 @@ def test_what_people_can_get_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         open_corpus(tmp_path / "binary", _Bytes(), "v", no_progress)
     (tmp_path / "some").write_text("text")
     (tmp_path / "blocked").write_text("no folder")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "blocked"))
+    for name in ("XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "blocked"))
     with pytest.raises(UsageError, match=r"cannot be written.* Allow writing there, or leave out draft_from"):
         open_corpus(tmp_path / "some", _Bytes(), "v", no_progress)
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 def _declared() -> set[str]:
     """The distributions that pyproject.toml names for users, not for developers."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     lists = [project["dependencies"], *(extras[name] for name in extras if name not in ("dev", "docs"))]
     names = (re.match(r"[\w.-]+", line) for entries in lists for line in entries)
@@ -29,7 +29,7 @@ def _imported() -> dict[str, str]:
     """Each module outside the standard library that the package imports, with a file that does."""
     found: dict[str, str] = {}
     for path in sorted((ROOT / "edgespec").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]

@@ -27,25 +27,25 @@ def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
-    page = (tmp_path / "reference" / "library" / "index.html").read_text()
+    page = (tmp_path / "reference" / "library" / "index.html").read_text("utf-8")
     assert "One target and one drafter, generating one answer at a time, or many in shared passes." in page
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    navigation = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2]
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8").partition("nav:")[2]
     pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
     assert {page for page in pages if f": {page}\n" not in navigation + "\n"} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_path_that_is_named_exists(page: Path) -> None:
-    named = {path for path in PATH.findall(page.read_text()) if not (ROOT / path).exists()}
+    named = {path for path in PATH.findall(page.read_text("utf-8")) if not (ROOT / path).exists()}
     assert named == set()
 
 
 def test_the_walk_names_what_its_files_define() -> None:
     """A name in a row of the walk is defined in some file of the walk."""
-    rows = ROW.findall((ROOT / "docs" / "architecture.md").read_text())
+    rows = ROW.findall((ROOT / "docs" / "architecture.md").read_text("utf-8"))
     assert len(rows) > 10
     defined = set().union(*(_definitions(ROOT / path) for path, _ in rows))
     named = {name for _, text in rows for name in re.findall(r"`([A-Za-z_][\w.]*)`", text)}
@@ -55,7 +55,7 @@ def test_the_walk_names_what_its_files_define() -> None:
 def _definitions(path: Path) -> set[str]:
     """Functions, classes and their methods."""
     names = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in ast.parse(path.read_text("utf-8")).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):

@@ -74,7 +74,7 @@ FAULTS = {
     "a build for old processors": (
         replace(WELL, build=replace(BUILD, features=("AVX2",))),
         WARNING,
-        'AVX512.*CMAKE_ARGS="-DGGML_NATIVE=ON -DGGML_RPC=ON" pip install .*llama-cpp-python==0.3.36',
+        'AVX512.*CMAKE_ARGS.*"-DGGML_NATIVE=ON -DGGML_RPC=ON".*pip install .*llama-cpp-python==0.3.36',
     ),
     "kernels that crash": (
         replace(WELL, kernels=KernelFacts((LayoutFacts("OTHER", False, "llama.cpp crashed", "setup.py"),))),

@@ -31,6 +31,7 @@ from edgespec.llama.projector import DamagedImage, ImageTooLarge, decode
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.sources.text import TextSource
 from edgespec.speculation.spliced import SplicedText, behind_seams
+from tests.links import put
 from tests.program import run_here
 from tests.tiny_images import exif, png, png_of, write_projector
 
@@ -311,7 +312,7 @@ def test_nothing_is_matched_across_an_image() -> None:
 
 def test_a_projector_is_found_beside_the_model(smol_path: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
-    model.symlink_to(smol_path)
+    put(smol_path, model)
     with pytest.raises(UsageError, match="no projector beside it"):
         find_projector(model, None)
     (tmp_path / "mmproj-partial.gguf").write_bytes(b"GGUF")
@@ -330,7 +331,7 @@ def test_a_projector_is_found_beside_the_model(smol_path: Path, tmp_path: Path) 
 
 def test_a_projector_of_another_family_is_refused(smol_path: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
-    model.symlink_to(smol_path)
+    put(smol_path, model)
     said = r"mmproj-b\.gguf.* is a projector of the type gemma3, which no llama model has"
     other = write_projector(tmp_path / "mmproj-b.gguf", "gemma3")
     with pytest.raises(UsageError, match=said):

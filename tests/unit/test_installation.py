@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.base.installation import module_command
+from tests.links import needs_links
 
 
 @pytest.fixture
@@ -23,6 +24,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@needs_links
 def test_an_environment_that_is_not_activated_is_named(
     program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -33,6 +35,7 @@ def test_an_environment_that_is_not_activated_is_named(
     assert module_command("this") == "bin/python -m this"
 
 
+@needs_links
 def test_an_activated_environment_is_not_named(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(program.parent))
     assert module_command("this") == "python -m this"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -25,6 +26,7 @@ class Witness:
         self.callers.append(threading.current_thread())
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a mutex of POSIX")
 def test_ctrl_c_cancels_during_a_long_c_call() -> None:
     libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(256)
     libc.pthread_mutex_init(mutex, None)

@@ -42,7 +42,7 @@ def flags() -> dict[str, list[str]]:
 
 
 def test_flags_and_variables_are_those_that_scripts_use() -> None:
-    recorded = {form: words.split(", ") for form, words in json.loads(RECORD.read_text()).items()}
+    recorded = {form: words.split(", ") for form, words in json.loads(RECORD.read_text("utf-8")).items()}
     assert flags() == recorded
 
 
@@ -192,7 +192,7 @@ def test_messages_name_options_as_their_reader_does() -> None:
 
 def test_options_in_messages_exist() -> None:
     """Every name that a message of the library gives is an option or a setting, with that flag."""
-    sources = "".join(path.read_text() for path in Path(edgespec.__file__).parent.rglob("*.py"))
+    sources = "".join(path.read_text("utf-8") for path in Path(edgespec.__file__).parent.rglob("*.py"))
     names = set(re.findall(r"""\bnamed\(["'](\w+)["']""", sources))
     settings = {field.name for field in dataclasses.fields(GenerationConfig)} | {"raw"}
     assert len(names) > 10

@@ -17,6 +17,7 @@ from edgespec.planning.files import reserved_projector
 from edgespec.planning.report.sight import (
     image_notes,
 )
+from tests.links import put
 from tests.tiny_images import write_projector
 
 MODEL = "gemma-3-4b-it-Q4_K_M.gguf"
@@ -69,7 +70,7 @@ def test_folders_above_belong_to_a_model_in_the_hubs_cache_alone(tmp_path: Path)
 
 def test_one_of_several_conversions_is_used(smol_path: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
-    model.symlink_to(smol_path)
+    put(smol_path, model)
     for label in ("F32", "f16", "BF16"):
         write_projector(tmp_path / f"mmproj-model-{label}.gguf", "idefics3")
     assert find_projector(model, None).path.name == "mmproj-model-f16.gguf"
@@ -95,7 +96,7 @@ def facts_of(projector: Path) -> ProjectorFacts:
 
 def test_memory_is_reserved_only_where_images_are_read_for_sure(smol_path: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
-    model.symlink_to(smol_path)
+    put(smol_path, model)
     images = Config.of(images=True).model
     assert reserved_projector(model, images) is None, "it has no projector"
     own = write_projector(tmp_path / "mmproj-a.gguf", "idefics3")

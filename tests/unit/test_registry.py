@@ -11,6 +11,7 @@ from edgespec.errors import OutputError
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.drafter_choice import agreement_of, candidates, entry_of
 from edgespec.models.hub.registry import MADE, REGISTERED, DrafterPair, PairRegistry
+from tests.links import needs_links
 
 
 @pytest.fixture
@@ -54,6 +55,7 @@ def test_forgetting(registry: PairRegistry, tmp_path: Path) -> None:
     assert registry.pairs() == []
 
 
+@needs_links
 def test_a_drafter_is_the_same_under_another_name(
     registry: PairRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,7 @@ def test_exporting(tmp_path: Path) -> None:
         export(tmp_path / "nowhere" / "trip.md", talk)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no such pipes there")
 def test_a_pipe_among_sessions_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     sessions_folder().mkdir(parents=True, exist_ok=True)
     os.mkfifo(sessions_folder() / "pipe.json")

@@ -200,6 +200,7 @@ def test_a_file_goes_before_the_prompt_too(
     assert engine.asked[0][0] == "Buy milk.\n\nSummarize:"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="makes a terminal of POSIX")
 def test_other_kinds_of_standard_input_are_left_alone(
     engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

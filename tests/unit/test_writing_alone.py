@@ -17,6 +17,7 @@ from edgespec.engine.sessions.session import Session
 from edgespec.errors import OutputError, SessionError
 from edgespec.files.writing import atomic_large_write, atomic_write, is_locked, open_locked, writing_to
 from edgespec.models.gguf.header import read_header
+from tests.links import needs_links
 
 IN_USE = "is being written by another program"
 
@@ -25,6 +26,7 @@ def result(number: int) -> dict[str, object]:
     return {"id": number, "index": 0, "finish_reason": "stop", "text": "answer", "fingerprint": {}}
 
 
+@needs_links
 def test_a_second_run_does_not_write_the_same_results(tmp_path: Path) -> None:
     path, link = tmp_path / "out.jsonl", tmp_path / "link.jsonl"
     link.symlink_to(path)
@@ -65,6 +67,7 @@ def test_a_partial_file_of_another_program_is_neither_emptied_nor_removed(tmp_pa
     assert list(tmp_path.iterdir()) == [path]
 
 
+@needs_links
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_symbolic_link_stays_and_its_file_is_replaced(exists: bool, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
@@ -81,6 +84,7 @@ def test_a_symbolic_link_stays_and_its_file_is_replaced(exists: bool, tmp_path: 
     assert link.is_symlink()
 
 
+@needs_links
 def test_a_session_that_is_a_link_is_written_through_it(tmp_path: Path) -> None:
     real, link = tmp_path / "real.json", tmp_path / "link.json"
     link.symlink_to(real)
@@ -97,6 +101,7 @@ def test_a_session_that_is_a_link_is_written_through_it(tmp_path: Path) -> None:
     again.close()
 
 
+@needs_links
 def test_a_removed_model_leaves_what_is_under_way(
     smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +152,7 @@ def test_a_session_is_saved_over_no_other_file(smol_path: Path, tmp_path: Path) 
     assert not list(tmp_path.glob(".*")), "no lock is left"
 
 
+@needs_links
 def test_one_dangling_link_hides_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgespec.engine.sessions.file.sessions_folder", lambda: tmp_path)
     file = SessionFile(tmp_path / "trip.json")
