@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 _T = TypeVar("_T")
 
-# Of services, and of Ctrl-Break and a console that closes on Windows.
+# Of services, and of Ctrl-Break on Windows.
 ENDING = tuple(signal.Signals[name] for name in ("SIGTERM", "SIGBREAK") if hasattr(signal, name))
 
 
