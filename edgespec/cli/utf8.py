@@ -36,7 +36,7 @@ def read_text(name: str) -> str:
         raise UsageError(f"{name} has more than {MAX_BYTES >> 20} MiB.", "Use a part of it.")
     if b"\0" in data and not data.startswith(UTF16):
         raise UsageError(f"{name} is not a text file.", "Name a UTF-8 text file.")
-    return decoded(data, name)
+    return decoded(data, name).replace("\r\n", "\n")  # the ends of lines on Windows
 
 
 def _is_open_here(path: Path) -> bool:
