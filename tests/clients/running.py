@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from tests.clients.model import CONTEXT
 
 INSTALL_S, SERVER_S = 900, 180
@@ -60,8 +62,19 @@ def run(command: Sequence[str], folder: Path, environment: Mapping[str, str], li
             return Done(output, f"no end within {limit_s:.0f} s: {last_line(errors or output)}")
         finally:
             _end(program)
+            _end_daemons(environment.get("HOME"))
     failed = f"exit status {program.returncode}: {last_line(errors or output)}" if program.returncode else ""
     return Done(output, failed)
+
+
+def _end_daemons(home: str | None) -> None:
+    """End what a program has left in a session of its own, as cline does; it has the same home folder."""
+    if home in {None, os.environ.get("HOME")}:
+        return
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("HOME") == home:
+                process.kill()
 
 
 def last_line(text: str) -> str:

@@ -77,11 +77,11 @@ def test_what_is_a_prompt(word: str) -> None:
     ("word", "near"),
     [
         ("lama3.2-3b", "Did you mean llama3.2-3b"),
-        ("gemma2", "Did you mean gemma4-26b-a4b"),
+        ("gemma2", "Did you mean gemma3-270m"),
         ("notes.txt", ""),
         ("models", ""),
         ("Hello", ""),
-        ("deepseek:8x7b", "Did you mean deepseek4-flash"),
+        ("deepseek:8x7b", "Did you mean deepseek-r1-1.5b"),
         ("yonder:8x7b", ""),
     ],
 )
