@@ -1,7 +1,7 @@
 """Nothing but what Windows has is used there: mypy's view of the modules that ask the system for something.
 
-EdgeSpec was not tried on Windows. These checks keep modules importable there, and calls of what only POSIX
-has behind `sys.platform`.
+EdgeSpec was tried under Wine alone. These checks keep modules importable on Windows, and calls of what only
+POSIX has behind `sys.platform`.
 """
 
 from __future__ import annotations
