@@ -39,12 +39,24 @@ LLAMA_CPPS = {
     "--draft-device": ["-ngld", "--gpu-layers-draft"],
     "--system": ["-sys", "--system-prompt"],
     "--stop": ["-r", "--reverse-prompt"],
-    "--memory": ["--mmap", "--no-mmap", "--mlock", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", "-ot"],
+    "--offload mmap": ["--mmap"],
+    "--memory": ["-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", "-ot"],
     "--think": ["--reasoning-budget"],
     "edgespec chat": ["-cnv", "--conversation", "--interactive"],
     "edgespec generate": ["-no-cnv", "--no-conversation"],
     "edgespec serve with an embedding model": ["--embedding", "--embeddings", "--reranking"],
-    "": ["-fa", "--flash-attn", "-b", "--batch-size", "-ub", "--ubatch-size", "--jinja", "--no-warmup"],
+    "": [
+        "-fa",
+        "--flash-attn",
+        "-b",
+        "--batch-size",
+        "-ub",
+        "--ubatch-size",
+        "--jinja",
+        "--no-warmup",
+        "--no-mmap",
+        "--mlock",
+    ],
 }
 _DELETE = ("rm", "remove", "--forget", "--yes")  # are never suggested
 
@@ -125,10 +137,12 @@ def _as_options(arguments: Sequence[str]) -> Sequence[str]:
 
 def _refuse_llama_cpps(arguments: Sequence[str]) -> None:
     """Say what to use in place of llama.cpp's own options."""
-    given = {word.partition("=")[0] for word in takewhile(lambda word: word != "--", arguments)}
-    for own, names in LLAMA_CPPS.items():
-        for name in given.intersection(names):
-            hint = f"Use {own}." if own else "Leave it out: EdgeSpec decides that itself."
+    known = {name: own for own, names in LLAMA_CPPS.items() for name in names}
+    for word in takewhile(lambda word: word != "--", arguments):
+        name = word.partition("=")[0]
+        if (own := known.get(name)) is not None:
+            needless = own in ("", f"edgespec {arguments[0]}")
+            hint = "Leave it out: EdgeSpec does that by itself." if needless else f"Use {own}."
             raise UsageError(f"{name} is an option of llama.cpp.", hint)
 
 

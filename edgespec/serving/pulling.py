@@ -66,11 +66,17 @@ class Puller:
 
     def __init__(self, pull: Callable[[str, Progress], None]) -> None:
         self._pull = pull
-        self._one = asyncio.Lock()
         self._steps: asyncio.Queue[Step] | None = None  # of the download that is running
+        self._changed = asyncio.Event()  # another one may run, or none may any more
+        self._stopping = False
 
     def stop(self) -> None:
-        """End the download that is running; called on the event loop. What has arrived is kept."""
+        """End the download that is running and those that wait; called on the event loop.
+
+        What has arrived is kept.
+        """
+        self._stopping = True
+        self._changed.set()
         if self._steps is not None:
             self._steps.put_nowait(ShuttingDown())
 
@@ -99,19 +105,25 @@ class Puller:
                 tell(_SUCCESS)
 
         yield {"status": "pulling manifest"}
-        async with self._one:
-            self._steps = steps
-            # Nobody waits for this thread: a host that does not answer would keep the server from ending.
-            threading.Thread(target=download, daemon=True).start()
-            try:
-                while True:
-                    step = await steps.get()
-                    yield step
-                    if step is _SUCCESS or isinstance(step, Refusal):
-                        return
-            finally:
-                self._steps = None
-                gone.set()
+        while self._steps is not None and not self._stopping:
+            await self._changed.wait()
+        if self._stopping:
+            yield ShuttingDown()
+            return
+        self._steps = steps
+        self._changed.clear()
+        # Nobody waits for this thread: a host that does not answer would keep the server from ending.
+        threading.Thread(target=download, daemon=True).start()
+        try:
+            while True:
+                step = await steps.get()
+                yield step
+                if step is _SUCCESS or isinstance(step, Refusal):
+                    return
+        finally:
+            self._steps = None
+            self._changed.set()
+            gone.set()
 
 
 def as_line(step: Step) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +44,9 @@ def _first(names: Sequence[str]) -> str:
 def unreadable(path: Path, error: OSError | ValueError) -> ModelFileError:
     """The error for a path that the system refuses to read."""
     reason = getattr(error, "strerror", None) or str(error)
-    return ModelFileError(f"{path} cannot be read: {reason}.", "Check the path and its permissions.")
+    short = getattr(error, "errno", None) == errno.ENOMEM
+    hint = "Allow more memory: ulimit -v." if short else "Check the path and its permissions."
+    return ModelFileError(f"{path} cannot be read: {reason}.", hint)
 
 
 def _gguf_names(folder: Path) -> list[str]:
