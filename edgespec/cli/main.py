@@ -142,7 +142,7 @@ def _refuse_llama_cpps(arguments: Sequence[str]) -> None:
         name = word.partition("=")[0]
         if (own := known.get(name)) is not None:
             needless = own in ("", f"edgespec {arguments[0]}")
-            hint = "Leave it out: EdgeSpec does that by itself." if needless else f"Use {own}."
+            hint = "Leave it out: EdgeSpec does not need it." if needless else f"Use {own}."
             raise UsageError(f"{name} is an option of llama.cpp.", hint)
 
 
