@@ -10,10 +10,14 @@ from edgespec import GenerationConfig
 from edgespec.generation.result import Chunk, Generation, MemoryUse, PassRecord, Timings
 
 
+def printed(program: str) -> str:
+    """What a program in Python writes to standard output."""
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+
 def test_dir_has_the_names_that_are_imported_on_first_use() -> None:
     program = "import edgespec, sys; print(*dir(edgespec)); print('llama_cpp.llama_cpp' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    names, imported = done.stdout.splitlines()
+    names, imported = printed(program).splitlines()
     assert {n for n in names.split() if not n.startswith("_")} == {*edgespec.__all__} - {"__version__"}
     assert imported == "False"
     assert all(hasattr(edgespec, name) for name in names.split())
@@ -26,8 +30,7 @@ def test_opening_an_engine_imports_what_every_engine_needs() -> None:
     program = (
         "import edgespec.loading.load, sys; print(*(n for n in sys.modules if n.startswith('edgespec')))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    imported = [name for name in done.stdout.split() if name.partition(".")[0] == "edgespec"]
+    imported = [name for name in printed(program).split() if name.partition(".")[0] == "edgespec"]
     assert len(imported) <= MOST_MODULES
     seldom = ("workers.", "heads.eagle", "heads.head_context", "offload.weights", "text.calls.", "serving.")
     assert not [name for name in imported if name.startswith(tuple(f"edgespec.{part}" for part in seldom))]
@@ -40,8 +43,7 @@ def test_llama_cpp_pythons_classes_are_not_imported_and_left_to_others() -> None
         "from edgespec.kernels import bindings; import llama_cpp\n"
         "print(llama_cpp.llama_decode is bindings.llama_cpp.llama_decode, llama_cpp.Llama.__name__)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["False False", "True Llama"]
+    assert printed(program).splitlines() == ["False False", "True Llama"]
 
 
 def test_the_log_stays_edgespecs_own_when_others_import_llama_cpp_pythons_classes() -> None:

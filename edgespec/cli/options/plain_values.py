@@ -18,11 +18,11 @@ _PLAIN = {
 
 def convert_plainly(parameter: Any) -> None:
     """Have a parameter of a Typer command convert missing values, texts and plain numbers by itself."""
+    if parameter.required or "process_value" in vars(parameter):  # once is enough
+        return
     convert, typed = parameter.process_value, parameter.type_descriptor.annotation
     info, several = parameter.type_descriptor.parameter_info, parameter.multiple or parameter.nargs == -1
     plain = None if info.parser or (info.min, info.max) != (None, None) else _PLAIN.get(typed)
-    if parameter.required or "process_value" in vars(parameter):  # once is enough
-        return
 
     def process_value(context: Any, value: Any) -> Any:
         if value is None:
