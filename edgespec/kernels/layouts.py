@@ -191,12 +191,17 @@ class ModelKernels:
         """The kernels in use now."""
         return cls(kernel_layouts(), instruction_set())
 
+    @property
+    def are_own(self) -> bool:
+        """True if weights may be packed for EdgeSpec's own kernels."""
+        return any(layout.name == OWN for layout in self.layouts)
+
     def new_planner(self) -> NodePlanner | None:
         """Return a planner for a context of the model; None if EdgeSpec's own kernels are not plugged in."""
         if all(layout.name != OWN for layout in available_layouts()):
             return None
         own = library.load()
-        if all(layout.name != OWN for layout in self.layouts):
+        if not self.are_own:
             return own.leave_to_ggml()
         return own.new_planner(self.instruction_set)
 
@@ -226,8 +231,7 @@ class ModelKernels:
         When the loader has returned, the weights are to be packed with the function that the block gets: see
         `NativeLibrary.loading`.
         """
-        owns = any(layout.name == OWN for layout in self.layouts)
-        own = library.load().loading(narrow_head=narrow_head) if owns else nullcontext(lambda: 0)
+        own = library.load().loading(narrow_head=narrow_head) if self.are_own else nullcontext(lambda: 0)
         with self.offered(), own as pack_next:
             yield pack_next
 

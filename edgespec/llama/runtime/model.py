@@ -38,7 +38,7 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-_READING = 0.7  # of a model's loading, where its weights are rearranged afterwards
+_READING = 0.7  # of a model's loading, where its weights are packed afterwards
 _ROPES_OF_PARTS = (llama_cpp.LLAMA_ROPE_TYPE_MROPE, llama_cpp.LLAMA_ROPE_TYPE_IMROPE)
 
 
@@ -157,7 +157,7 @@ class Model:
         def report(fraction: float, _data: object) -> bool:
             try:
                 if on_progress is not None:
-                    on_progress(_READING * fraction if layouts else fraction)
+                    on_progress(_READING * fraction if layouts and self.kernels.are_own else fraction)
             except BaseException as error:  # ctypes would swallow the exception
                 failed.append(error)
                 return False
