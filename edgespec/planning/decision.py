@@ -46,11 +46,11 @@ class Decision:
     def read_share_alone(self) -> float:
         """The share of a pass's reads that would remain if the drafter's memory held weights."""
         plan = self.plan
-        if plan.drafter is None or not plan.streams or plan.holding.experts is not None:
+        streamed = plan.holding.streamed_bytes
+        if plan.holding.experts is not None or not streamed:
             return 1.0
-        planner = replace(self.planner, measured=False)
-        with_drafter = planner.plan(plan.drafter).holding.streamed_bytes
-        return min(planner.plan().holding.streamed_bytes / with_drafter, 1.0) if with_drafter else 1.0
+        _, *drafters = plan.on_cards.left(plan.needs).footprints
+        return max(1 - sum(size.total - size.tables for size in drafters) / streamed, 0.0)
 
 
 def decide(planner: Planner, find: Finder) -> Decision:

@@ -17,6 +17,7 @@ from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import BLOCK_SIZES, ArrayInfo, GGUFHeader, TensorInfo
+from edgespec.planning.decision import Decision
 from edgespec.planning.devices.cards import Card, Cards
 from edgespec.planning.devices.machine import MachineSnapshot
 from edgespec.planning.memory.budget import least_budget
@@ -199,6 +200,15 @@ def test_a_plan_fits_its_budget_and_keeps_to_what_was_asked_for(case: Case) -> N
         for card, count in plan.assignment.used(case.machine.cards.devices):
             assert count
             assert card.free > 0
+
+
+@settings(max_examples=examples(500), deadline=None)
+@given(cases())
+def test_a_drafter_leaves_a_share_of_the_reads_in_any_plan(case: Case) -> None:
+    if (plan := planned(case)) is not None:
+        share = Decision(case.planner, plan).read_share_alone
+        assert 0 <= share <= 1
+        assert (share < 1) == (plan.streams and plan.drafter is not None and plan.holding.experts is None)
 
 
 @settings(deadline=None)
