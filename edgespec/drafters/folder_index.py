@@ -76,30 +76,38 @@ def open_corpus(
     if not stamps:
         raise _without_text(source)
     folder = CacheKind.FILES.folder
-    full_name = f"{source} {key}".encode("utf-8", "surrogateescape")
-    path = folder / f"{hashlib.blake2b(full_name, digest_size=16).hexdigest()}.index"
-    old = _read(path)
-    if old is None or old.stamps != stamps:
+    name = _digest(f"{source} {key}")
+    path = folder / f"{name}-{_digest(repr(stamps))}.index"
+    index = _read(path)
+    if index is None:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             remove_abandoned(folder)
-            _make(path, source, stamps, old, vocabulary, on_progress)
+            old = [other for other in folder.glob(f"{name}-*.index") if other != path]
+            _make(path, source, stamps, _known_tokens(old), vocabulary, on_progress)
+            for other in old:
+                with contextlib.suppress(OSError):  # Windows removes none that a program has mapped
+                    other.unlink()
         except OSError as error:
             raise UsageError(
                 f"The index of {source} cannot be written to {folder}: {error.strerror or error}.",
                 remedy(error, f"Allow writing there, or leave out {named('draft_from')}."),
             ) from error
-        old = _read(path)
-        if old is None:
+        index = _read(path)
+        if index is None:
             raise UsageError(
                 f"The index of {source} disappeared.", "Check whether another program clears the cache."
             )
-    if not old.blocks:
+    if not index.blocks:
         raise _without_text(source)
     notes = []
-    if old.left_out:
-        notes.append(f"{source} is too large: {old.left_out} of its {len(stamps)} files are left out.")
-    return Corpus(old.blocks, vocabulary.n_tokens), notes
+    if index.left_out:
+        notes.append(f"{source} is too large: {index.left_out} of its {len(stamps)} files are left out.")
+    return Corpus(index.blocks, vocabulary.n_tokens), notes
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
 def _require_readable(source: Path) -> None:
@@ -181,16 +189,20 @@ def _tokens(path: Path, vocabulary: Tokenizer) -> Tokens:
     return np.array([*found, BREAK] if found else [], dtype=np.int32)
 
 
+def _known_tokens(paths: list[Path]) -> dict[_Stamp, list[Tokens]]:
+    indexes = filter(None, map(_read, paths))
+    return {stamp: parts for index in indexes for stamp, parts in index.tokens().items()}
+
+
 def _make(
     path: Path,
     source: Path,
     stamps: list[_Stamp],
-    old: _Index | None,
+    known: dict[_Stamp, list[Tokens]],
     vocabulary: Tokenizer,
     on_progress: Progress,
 ) -> None:
     """Write an index. Blocks are sorted one after another, so that memory is bounded."""
-    known = old.tokens() if old is not None else {}
     lengths: list[int] = []
     total = left_out = read = 0
     pending: list[Tokens] = []

@@ -132,7 +132,8 @@ class _Bytes:
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -175,10 +176,12 @@ def test_an_index_is_made_once_and_again_for_what_has_changed(folder: Path) -> N
     corpus, _ = open_corpus(folder, vocabulary, "v", no_progress)
     assert sorted(vocabulary.asked) == ["a quick brown owl", "the quick brown badger"]
     assert _continued(corpus, "s quick brown ") == {"badger", "owl"}
+    del corpus  # Windows removes no file that is mapped
     (folder / "d.txt").write_text("one more")
     vocabulary.asked.clear()
     corpus, _ = open_corpus(folder, vocabulary, "v", no_progress)
     assert vocabulary.asked == ["one more"], "the others are taken from the old index"
+    assert len(list(CacheKind.FILES.folder.iterdir())) == 1, "older ones were removed"
     assert _continued(corpus, "s quick brown ") == {"badger", "owl"}
 
 
@@ -202,8 +205,12 @@ def test_only_the_owner_can_read_an_index(folder: Path) -> None:
 @given(st.lists(st.binary(max_size=60).map(lambda data: data.replace(b"\0", b"")), min_size=1, max_size=12))
 def test_blocks_hold_all_files_whatever_their_sizes(files: list[bytes]) -> None:
     """With blocks of 16 tokens, files end in, on and across their limits."""
-    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", f"{name}/cache")
+    with (  # Windows removes no file that is mapped
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for variable in ("XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"):
+            patch.setenv(variable, f"{name}/cache")
         patch.setattr(folder_index, "_BLOCK_TOKENS", 16)
         source = Path(name) / "files"
         source.mkdir()
@@ -244,7 +251,7 @@ def test_an_index_is_made_within_its_share_of_the_memory_budget(tmp_path: Path) 
             return (1000 + rng.zipf(1.4, len(text) // 3) % 50_000).tolist()
 
     for number in range(2):
-        (tmp_path / f"{number}.txt").write_text("ab c\n" * 400_000 + "x" * number)
+        (tmp_path / f"{number}.txt").write_text("ab c\n" * 400_000 + "x" * number, newline="\n")
     tracemalloc.start()
     corpus, _ = open_corpus(tmp_path, Words(), "v", no_progress)
     _, peak = tracemalloc.get_traced_memory()
