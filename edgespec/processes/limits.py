@@ -40,8 +40,6 @@ if sys.platform == "win32":
     import ctypes
     from ctypes import wintypes
 
-    import psutil
-
     class _Limits(ctypes.Structure):
         """JOBOBJECT_EXTENDED_LIMIT_INFORMATION."""
 
@@ -138,9 +136,14 @@ if sys.platform == "win32":
             """Refuse the child more memory than this."""
             self._job.limit(_MEMORY, self._taken + n_bytes)
 
+    def _memory(process: int) -> Any:
+        import psutil  # which is slow to import, for every command
+
+        return psutil.Process(process).memory_info()
+
     def taken_bytes(process: int) -> int:
         """Bytes of a process's memory, as limits count it."""
-        return int(psutil.Process(process).memory_info().pagefile)
+        return int(_memory(process).pagefile)
 
     def memory_is_limited() -> bool:
         """True if the system may refuse memory instead of ending processes when there is none."""
@@ -152,11 +155,11 @@ if sys.platform == "win32":
 
     def resident_bytes() -> int:
         """Bytes of memory that this process holds."""
-        return int(psutil.Process().memory_info().rss)
+        return int(_memory(os.getpid()).rss)
 
     def peak_rss() -> int:
         """The peak resident memory of this process, in bytes."""
-        return int(psutil.Process().memory_info().peak_wset)
+        return int(_memory(os.getpid()).peak_wset)
 
 else:
     import resource

@@ -410,7 +410,7 @@ def test_usage_errors(arguments: str, message: str, capsys: pytest.CaptureFixtur
 
 def test_a_name_with_a_line_break_is_shown_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "show", "./no\nsuch.gguf"]) != 0
-    assert "no such.gguf does not exist.\n" in capsys.readouterr().err
+    assert "no such.gguf " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -360,11 +360,11 @@ def test_files_go_with_the_next_question(typed: Any, engine: TalkingEngine, tmp_
     asked = "notes.md:\n````\nBuy ```milk```.\n````\n\na.py:\n```\nprint()\n```\n\n"
     asked += f"What about @{code}? And @nobody?"
     assert [prompt for prompt, _, _ in engine.asked] == [asked, "Hi"]
-    assert err == [
+    assert err[:2] == [
         f"Attached {notes} (16 characters) to the next question.",
         f"Attached: {notes}, {code}",
-        "none.txt cannot be read: No such file or directory. Check the path.",
     ]
+    assert [line.partition(":")[0] for line in err[2:]] == ["none.txt cannot be read"]
 
 
 def test_a_file_named_twice_is_attached_once(typed: Any, engine: TalkingEngine, tmp_path: Path) -> None:

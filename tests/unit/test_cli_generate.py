@@ -234,7 +234,7 @@ def test_files_go_before_the_prompt(
     blocks = "a.txt:\n```\none\n```\n\nb.md:\n````\n```\ntwo\n```\n````\n\n"
     assert engine.asked[0][0] == f"{blocks}Sum up"
     assert main(["generate", "Sum up", "-f", str(tmp_path / "none.txt")]) == 2
-    assert "none.txt cannot be read: No such file or directory." in capsys.readouterr().err
+    assert "none.txt cannot be read: " in capsys.readouterr().err
     prompts = write_lines(tmp_path / "prompts.jsonl", {"prompt": "Hi"})
     assert main(["generate", "--input", str(prompts), "-f", str(first)]) == 2
     assert "--file works with a single prompt only." in capsys.readouterr().err
@@ -250,7 +250,7 @@ def test_a_system_prompt_from_a_file(
     assert main(["generate", "-p", "Hi", "--system-file", str(file), "--system", "No."]) == 2
     assert "Both --system and --system-file were given." in capsys.readouterr().err
     assert main(["generate", "-p", "Hi", "--system-file", str(tmp_path / "none")]) == 2
-    assert "none cannot be read: No such file or directory." in capsys.readouterr().err
+    assert "none cannot be read: " in capsys.readouterr().err
 
 
 def test_a_schema_may_stand_on_the_command_line(engine: TalkingEngine, tmp_path: Path) -> None:
