@@ -9,15 +9,16 @@ with edgespec.load("model.gguf", draft="small.gguf") as engine:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from edgespec.errors import EdgeSpecError
 from edgespec.version import __version__
 
+TYPE_CHECKING = False  # importing `typing` takes most of the time before the program can handle Ctrl-C
 if TYPE_CHECKING:
+    from typing import Any
+
     from edgespec.engine.embedder import Embedder
     from edgespec.engine.engine import Engine
     from edgespec.engine.sessions.session import Session
+    from edgespec.errors import EdgeSpecError
     from edgespec.generation.config import GenerationConfig
     from edgespec.loading.embedder import load_embedder
     from edgespec.loading.embedder import open_embedder as open_embedder
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "EdgeSpecError": "edgespec.errors",
     "Embedder": "edgespec.engine.embedder",
     "Engine": "edgespec.engine.engine",
     "GenerationConfig": "edgespec.generation.config",

@@ -16,10 +16,13 @@ def printed(program: str) -> str:
 
 
 def test_dir_has_the_names_that_are_imported_on_first_use() -> None:
-    program = "import edgespec, sys; print(*dir(edgespec)); print('llama_cpp.llama_cpp' in sys.modules)"
-    names, imported = printed(program).splitlines()
+    program = (
+        "import edgespec, sys; print(*dir(edgespec)); print('edgespec.errors' in sys.modules); "
+        "edgespec.EdgeSpecError; print('llama_cpp.llama_cpp' in sys.modules)"
+    )
+    names, *imported = printed(program).splitlines()
     assert {n for n in names.split() if not n.startswith("_")} == {*edgespec.__all__} - {"__version__"}
-    assert imported == "False"
+    assert imported == ["False", "False"]
     assert all(hasattr(edgespec, name) for name in names.split())
 
 
