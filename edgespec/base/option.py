@@ -115,7 +115,7 @@ class Size(Values):
     """Bytes, or a text such as "12GiB"."""
 
     def __init__(self) -> None:
-        super().__init__("above 0 and below 8 EiB", "SIZE")
+        super().__init__("a size above 0 and below 8 EiB", "SIZE")
 
     def read(self, given: Any) -> int:
         if isinstance(given, bool):
@@ -142,10 +142,13 @@ class Text(Values):
     """A string, or a path."""
 
     def __init__(self, *words: str) -> None:
-        super().__init__("a string", words=words)
+        super().__init__("a non-empty string", words=words)
 
     def read(self, given: Any) -> str:
-        return str(os.fspath(given))
+        text = str(os.fspath(given))
+        if not text:
+            raise ValueError
+        return text
 
 
 class Texts(Values):
@@ -209,6 +212,8 @@ class Option:
             return None
         try:
             return self.values.read(given)
+        except InvalidValueError as error:
+            raise error.renamed(named(self.name)) from None
         except (ValueError, TypeError):
             raise InvalidValueError(
                 named(self.name), f"must be {self.values.wanted}, not {shown(given)}."

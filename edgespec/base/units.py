@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from edgespec.errors import UsageError
+from edgespec.errors import InvalidValueError
 
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4} | {
     f"{prefix}b": 1000**power for power, prefix in enumerate(["", "k", "m", "g", "t"])
@@ -74,24 +74,25 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:.{max(digits - whole, 0)}f}"
 
 
-def parse_size(text: str, *, least_bare: int = _LEAST_BARE) -> int:
+def parse_size(text: str, name: str = "The size", *, least_bare: int = _LEAST_BARE) -> int:
     """Bytes from '12GiB', '800MB', '1.5G' (binary) or plain bytes.
 
     Args:
+        name: of the option in messages.
         least_bare: a number without a unit that is smaller than this is refused, because "12" is a
             forgotten unit.
 
     Raises:
-        UsageError: it is not a size, not above 0, or has no unit where one is needed.
+        InvalidValueError: it is not a size, not above 0, or has no unit where one is needed.
     """
     from decimal import Decimal
 
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower(), re.ASCII)
     if match is None or match[2] not in _UNITS:
-        raise UsageError(f"'{text}' is not a size.", "Write it like 12GiB, 800MB or 4000000000.")
+        raise InvalidValueError(name, f"must be a size such as 12GiB, 800MB or 4000000000, not '{text}'.")
     size = int(Decimal(match[1]) * _UNITS[match[2]])
     if not 0 < size < 2**63:
-        raise UsageError(f"A size must be above 0 and below 8 EiB, not {text}.")
+        raise InvalidValueError(name, f"must be a size above 0 and below 8 EiB, not {text}.")
     if not match[2] and size < least_bare:
-        raise UsageError(f"The size {text} has no unit.", f"Write {text}GiB or {text}MiB; {text}B is bytes.")
+        raise InvalidValueError(name, f"must have a unit: {text}GiB, {text}MiB or, for bytes, {text}B.")
     return size

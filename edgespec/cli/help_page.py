@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from edgespec.cli.options.plain_values import convert_plainly
+from edgespec.errors import UsageError
 
 _NARROW = 60  # columns; below, what an option does stands under it
 _WIDEST = 100
@@ -42,7 +43,16 @@ class _PlainParameters:
 
 
 class HelpCommand(_PlainParameters, TyperCommand):
-    """A command with such a page."""
+    """A command with such a page, whose refusals of values name where these came from."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            from edgespec.cli.options.from_file import say_source
+
+            say_source(error, ctx)
+            raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(page(self, ctx, _columns()))

@@ -11,7 +11,7 @@ import faulthandler
 import os
 import sys
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -138,9 +138,9 @@ def _as_options(arguments: Sequence[str]) -> Sequence[str]:
 def _refuse_llama_cpps(arguments: Sequence[str]) -> None:
     """Say what to use in place of llama.cpp's own options."""
     known = {name: own for own, names in LLAMA_CPPS.items() for name in names}
-    for word in takewhile(lambda word: word != "--", arguments):
+    for before, word in pairwise(["", *takewhile(lambda word: word != "--", arguments)]):
         name = word.partition("=")[0]
-        if (own := known.get(name)) is not None:
+        if (own := known.get(name)) is not None and before not in ("-p", "--prompt"):
             needless = own in ("", f"edgespec {arguments[0]}")
             hint = "Leave it out: EdgeSpec does not need it." if needless else f"Use {own}."
             raise UsageError(f"{name} is an option of llama.cpp.", hint)

@@ -189,13 +189,20 @@ def test_variables_reach_the_options_of_every_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value, command, message in [
-        ("EDGESPEC_PORT", "70000", ["serve"], "--port must be from 0 to 65535, not 70000."),
-        ("EDGESPEC_QUEUE", "-1", ["serve"], "--queue must be from 0 to 10000, not -1."),
+        ("EDGESPEC_PORT", "70000", ["serve"], "EDGESPEC_PORT must be from 0 to 65535, not 70000."),
+        ("EDGESPEC_QUEUE", "-1", ["serve"], "EDGESPEC_QUEUE must be from 0 to 10000, not -1."),
         ("EDGESPEC_HOST", "0.0.0.0", ["serve"], "Other machines can reach this server at 0.0.0.0"),
-        ("EDGESPEC_SECONDS", "0", ["profile"], "--seconds must be "),
-        ("EDGESPEC_MEMORY", "lots", ["draft", "make", "x.gguf"], "'lots' is not a size."),
-        ("EDGESPEC_N", "0", ["generate", "-p", "Hi"], "--answers must be from 1 to 1000, not 0."),
-        ("EDGESPEC_ANSWERS", "0", ["generate", "-p", "Hi"], "--answers must be from 1 to 1000, not 0."),
+        ("EDGESPEC_SECONDS", "0", ["profile"], "EDGESPEC_SECONDS must be "),
+        ("EDGESPEC_MEMORY", "lots", ["draft", "make", "x"], "EDGESPEC_MEMORY must be a size"),
+        ("EDGESPEC_CONTEXT", "9", ["generate", "-p", "Hi"], "EDGESPEC_CONTEXT must be from 16 "),
+        ("EDGESPEC_QUIET", "5", ["run", "Hi"], "EDGESPEC_QUIET must be true or false, not '5'."),
+        ("EDGESPEC_N", "0", ["generate", "-p", "Hi"], "EDGESPEC_N must be from 1 to 1000, not 0."),
+        (
+            "EDGESPEC_ANSWERS",
+            "0",
+            ["generate", "-p", "Hi"],
+            "EDGESPEC_ANSWERS must be from 1 to 1000, not 0.",
+        ),
     ]:
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
@@ -372,7 +379,12 @@ def test_wrong_sizes(text: str) -> None:
             "generate -p Hi --top-k 5x",
             "--top-k must be an integer, not '5x'.\nSee 'edgespec generate --help'.",
         ),
-        ("generate -p Hi --max-tokens -2", "--max-tokens must be 0 or more, not -2."),
+        ("generate -p Hi --max-tokens -2", "--max-tokens must be 0 or more, not -2.\n-1 means no limit."),
+        (
+            "generate -p Hi --top-k \udcff",
+            "--top-k must be an integer, not '\\udcff'.\nSee 'edgespec generate --help'.",
+        ),
+        ("plan --model=", "--model must be a non-empty string, not ''."),
         ("generate -p Hi --stop=", "--stop must be a non-empty string, not ''."),
         (
             "generate -p Hi --think deeply",
@@ -382,8 +394,11 @@ def test_wrong_sizes(text: str) -> None:
             "generate --input x --score --logprobs 21",
             "--logprobs must be an integer from 0 to 20, not 21.",
         ),
-        ("generate -p Hi --memory 12XB", "'12XB' is not a size.\nWrite it like 12GiB, 800MB or 4000000000."),
-        ("generate -p Hi --memory 0", "A size must be above 0 and below 8 EiB, not 0."),
+        (
+            "generate -p Hi --memory 12XB",
+            "--memory must be a size such as 12GiB, 800MB or 4000000000, not '12XB'.",
+        ),
+        ("generate -p Hi --memory 0", "--memory must be a size above 0 and below 8 EiB, not 0."),
         ("generate -p Hi --tree-budget -2", "--tree-budget must be from 1 to 4096 or auto, not '-2'."),
         ("generate -p Hi --input x", "Both --prompt and --input were given.\nGive one of them."),
         ("generate -p Hi --raw --system x", "--system cannot be used with --raw.\nLeave one of them out."),
@@ -397,10 +412,10 @@ def test_wrong_sizes(text: str) -> None:
             "See 'edgespec generate --help'.",
         ),
         ("config --get", "No such option: --get\nSee 'edgespec config --help'."),
-        ("generate -p Hi --memory 12", "The size 12 has no unit.\nWrite 12GiB or 12MiB; 12B is bytes."),
+        ("generate -p Hi --memory 12", "--memory must have a unit: 12GiB, 12MiB or, for bytes, 12B."),
         ("generat", "No such command 'generat'. Did you mean 'generate'?\nSee 'edgespec --help'."),
         ("models remov x", "No such command 'remov'.\nSee 'edgespec models --help'."),
-        ("chat --memory 12", "The size 12 has no unit.\nWrite 12GiB or 12MiB; 12B is bytes."),
+        ("chat --memory 12", "--memory must have a unit: 12GiB, 12MiB or, for bytes, 12B."),
     ],
 )
 def test_usage_errors(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,25 +36,32 @@ def test_flags_then_environment_then_file(
     [
         ('memry = "1GiB"', "{file} sets 'memry', but there is no such setting.\nDid you mean memory?"),
         ("[chat]\nfoo = 1", "{file} sets 'chat.foo', but there is no such setting."),
-        ("context = 4096.5", "context is 4096.5 in {file}.\n--context must be an integer, not '4096.5'."),
+        ("context = 4096.5", "context must be from 16 to 10000000, not 4096.5.\nIt is set in {file}.\n"),
+        ("temperature = 'hot'", "temperature must be a number, not 'hot'.\nIt is set in {file}.\n"),
+        ("quiet = 5", "quiet must be true or false, not 5.\nIt is set in {file}.\n"),
+        ("stop = 'END'", "stop must be a list of strings, not 'END'.\nIt is set in {file}.\n"),
+        ("max_tokens = [1]", "max_tokens must be an integer, not [1].\nIt is set in {file}.\n"),
+        ("top_p = nan", "--top-p must be above 0 and at most 1, not nan.\nIt is set in {file}.\n"),
+        (
+            "seed = -5",
+            "--seed must be from 0 to {seed}, not -5.\n-1 takes a new seed each time. It is set in {file}.\n",
+        ),
+        ("memory = 5", "--memory must have a unit: 5GiB, 5MiB or, for bytes, 5B.\nIt is set in {file}.\n"),
+        ("model = ''", "--model must be a non-empty string, not ''.\nIt is set in {file}.\n"),
         (
             "tree_budget = 1.5",
-            "--tree-budget must be from 1 to 4096 or auto, not '1.5'.\n"
-            "It is set in the configuration file, or in a preset.",
+            "--tree-budget must be from 1 to 4096 or auto, not '1.5'.\nIt is set in {file}.\n",
         ),
         *(
-            (
-                f"{name} = true",
-                f"{name} is true in {{file}}.\nA value belongs here, not true or false.",
+            (f"{name} = true", f"{name} must be {wanted}, not true.\nIt is set in {{file}}.\n")
+            for name, wanted in (
+                ("top_k", "an integer"),
+                ("context", "from 16 to 10000000"),
+                ("system", "text"),
             )
-            for name in ("temperature", "context", "top_k", "system", "memory")
         ),
-        ("top_k = 2.5", "top_k is 2.5 in {file}.\n--top-k must be an integer, not '2.5'."),
-        (
-            "temperature = 'hot'",
-            "temperature is 'hot' in {file}.\n--temperature must be a number, not 'hot'.",
-        ),
-        ("[context]\na = 1", "context is {{'a': 1}} in {file}.\nA single value belongs here, not a table."),
+        ("[context]\na = 1", "context must be from 16 to 10000000, not {{'a': 1}}.\nIt is set in {file}.\n"),
+        ("generate = 1", "generate must be a table, not 1.\nIt is set in {file}.\n"),
         (
             "presets = 1",
             "Presets must be tables in {file}.\nBegin each with a line such as [presets.reviewer].",
@@ -68,7 +75,7 @@ def test_what_is_wrong_with_it(
 ) -> None:
     file.write_text(text)
     assert main(["generate", "-p", "Hi"]) == 2
-    assert capsys.readouterr().err.startswith(f"Error: {message.format(file=file)}")
+    assert capsys.readouterr().err.startswith(f"Error: {message.format(file=file, seed=2**64 - 1)}")
     assert engine.asked == []
 
 
@@ -174,7 +181,7 @@ def test_what_is_wrong_with_a_preset(
 ) -> None:
     file.write_text(f"[presets.{table}]\n")
     assert main([*command, "--preset", "pirat"]) == 2
-    assert capsys.readouterr().err.startswith(f"Error: {message.format(file=file)}")
+    assert capsys.readouterr().err.startswith(f"Error: {message.format(file=file, seed=2**64 - 1)}")
 
 
 def test_config_names_the_presets(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

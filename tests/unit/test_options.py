@@ -107,8 +107,8 @@ def test_values_are_read(name: str, given: Any, read: Any) -> None:
         ("context", True, "context must be from 16 to 10000000, not True."),
         ("context", None, "context must be from 16 to 10000000, not None."),
         ("threads", 1025, "threads must be from 1 to 1024, not 1025."),
-        ("memory", 0, "memory must be above 0 and below 8 EiB, not 0."),
-        ("memory", "lots", "'lots' is not a size. Write it like 12GiB, 800MB or 4000000000."),
+        ("memory", 0, "memory must be a size above 0 and below 8 EiB, not 0."),
+        ("memory", "lots", "memory must be a size such as 12GiB, 800MB or 4000000000, not 'lots'."),
         *(
             (
                 "gpu_layers",

@@ -11,14 +11,22 @@ import typer
 from edgespec.cli import config_file as settings
 from edgespec.cli.options.common import Yes, confirm_removal
 from edgespec.cli.options.declaration import option
-from edgespec.cli.options.from_file import checked_values, dashed, options_of, other_names, unknown
+from edgespec.cli.options.from_file import (
+    checked_values,
+    dashed,
+    options_of,
+    other_names,
+    unknown,
+    variable_used,
+)
 from edgespec.cli.screen.formatting import count, table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
-from edgespec.errors import EdgeSpecError, OutputError
+from edgespec.errors import EdgeSpecError, OutputError, UsageError
 from edgespec.files.cache_kind import CacheKind
 from edgespec.files.secret import forget_secret
 from edgespec.models.hub.external import own_folders
+from edgespec.printable import shown
 
 _FOLDERS = settings.MODELS_FOLDER.replace("_", "-")
 _SECRET = ("api-key",)
@@ -96,9 +104,13 @@ def defaults_from(file: Path, commands: Any) -> dict[str, dict[str, Any]]:
         given = {key: value for key, value in everywhere.items() if dashed(key) in known} | own
         result[name] = checked_values(command, given, file, f"{name}.")
     known = {key for name in result for key in options_of(commands[name]) | other_names(commands[name])}
-    for key in everywhere:
-        if key not in result and dashed(key) not in known:
+    for key, value in everywhere.items():
+        if dashed(key) in known:
+            continue
+        if key not in result:
             raise unknown(key, key, [*known, *result], file)
+        if not isinstance(value, dict):
+            raise UsageError(f"{key} must be a table, not {shown(value)}.", f"It is set in {file}.")
     return result
 
 
@@ -113,16 +125,10 @@ def settings_problem(context: typer.Context) -> EdgeSpecError | None:
     return None
 
 
-def _variable(parameter: Any) -> str | None:
-    """The environment variable that sets a parameter now, or None."""
-    names = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
-    return next((name for name in names if os.environ.get(name)), None)
-
-
 def _sources(command: Any, from_file: dict[str, Any], file: Path) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, parameter in options_of(command).items():
-        variable = _variable(parameter)
+        variable = variable_used(parameter)
         if variable is not None:
             found[name] = {"value": os.environ[variable], "from": f"{variable} in the environment"}
         elif parameter.name in from_file:

@@ -60,7 +60,10 @@ def make(
     The target generates some text first; candidates are ranked by how well they predict it. If
     interrupted, the same command resumes where it stopped.
     """
-    limits = parse_size(memory) if memory else None, parse_size(size) if size else None
+    limits = (
+        None if memory is None else parse_size(memory, "--memory"),
+        None if size is None else parse_size(size, "--size"),
+    )
     from edgespec.base.units import readable
     from edgespec.drafting.make import MakeOptions, kept_of, make_for
 
@@ -135,7 +138,7 @@ def tune(
     The target answers prompts, and the drafter is trained on the target's distribution at every token.
     The gain is measured on held-out answers. If interrupted, the same command resumes where it stopped.
     """
-    room = parse_size(memory) if memory else None
+    room = None if memory is None else parse_size(memory, "--memory")
     from edgespec.drafting.tuning.options import TuneOptions
     from edgespec.drafting.tuning.tune import tune as tune_drafter
 

@@ -146,7 +146,7 @@ def serve(
         raise UsageError(f"--port must be from 0 to 65535, not {port}.")
     if not 0 <= queue <= 10_000:
         raise UsageError(f"--queue must be from 0 to 10000, not {queue}.")
-    limit = parse_size(max_body, least_bare=0)
+    limit = parse_size(max_body, "--max-body", least_bare=0)
     if not 1024 <= limit <= 1 << 30:
         raise UsageError(f"--max-body must be from 1KiB to 1GiB, not {max_body}.")
     addresses = split_hosts(host)

@@ -74,7 +74,7 @@ class ModelFlag:
         """The model of the flag, or else of the argument."""
         if self.model_flag is not None and is_on_command_line(called, "model"):
             raise UsageError(f"Two models were named: {model} and {self.model_flag}.", "Name one.")
-        return self.model_flag or model
+        return model if self.model_flag is None else self.model_flag
 
     def on(self, loading: Config, called: typer.Context) -> Config:
         """The options with the model of the flag."""

@@ -13,7 +13,7 @@ import typer
 from edgespec.cli.completion import complete_draft, complete_model, complete_words
 from edgespec.cli.config_file import variable_of
 from edgespec.config import OPTIONS, TREES, Config, heading_of
-from edgespec.errors import ContradictionError, InvalidValueError
+from edgespec.errors import ContradictionError
 
 
 def option(panel: str | None, flags: str, help_text: str = "", *, variable: bool = True, **more: Any) -> Any:
@@ -118,7 +118,7 @@ def with_options(
             given = {option: values.pop(option) for option in taken[name]}
             if group is Config:
                 given = {option: value for option, value in given.items() if value not in (None, [])}
-                filled[name] = _strongest(partial(_config, defaults or Config(), context), given, context)
+                filled[name] = _strongest(partial(_config, defaults or Config()), given, context)
             else:
                 filled[name] = _strongest(group, given, context)
         command(**values, **filled)
@@ -129,14 +129,8 @@ def with_options(
     return run
 
 
-def _config(defaults: Config, called: typer.Context, /, **given: Any) -> Config:
-    try:
-        config = defaults.with_(**given)
-    except InvalidValueError as error:
-        source = called.get_parameter_source(error.name.removeprefix("--").replace("-", "_"))
-        if source is not None and source.name == "DEFAULT_MAP":
-            error.hint = "It is set in the configuration file, or in a preset."
-        raise
+def _config(defaults: Config, /, **given: Any) -> Config:
+    config = defaults.with_(**given)
     config.check()
     return config
 

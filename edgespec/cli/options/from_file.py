@@ -1,15 +1,19 @@
-"""Options that take their values from the configuration file."""
+"""Options that take their values from the configuration file, and where a wrong value came from."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from edgespec.errors import UsageError, did_you_mean
+from edgespec.cli.config_file import config_path
+from edgespec.config import OPTIONS
+from edgespec.errors import ContradictionError, UsageError, did_you_mean
+from edgespec.printable import shown as written
 
-_NUMBERS = {"float_parsing": "a number", "int_parsing": "an integer"}
+_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", Path: "a path"}
 # Options that belong to a single run.
 _NOT_SETTINGS = {
     "prompt",
@@ -45,27 +49,54 @@ def checked_values(command: Any, given: dict[str, Any], file: Path, table: str =
 
 
 def _checked(command: Any, parameter: Any, key: str, value: Any, file: Path) -> Any:
+    if parameter.multiple:
+        wanted = "a list of strings"
+        fits = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    else:
+        declared = OPTIONS.get(parameter.name)
+        wanted = declared.values.wanted if declared else _KINDS[parameter.type_descriptor.annotation]
+        other = list | dict if wanted == _KINDS[bool] else list | dict | bool
+        fits = not isinstance(value, other)
     try:
-        if isinstance(value, dict):
-            raise ValueError("A single value belongs here, not a table.")
-        if isinstance(value, bool) and not getattr(parameter, "is_flag", False):
-            raise ValueError("A value belongs here, not true or false.")
+        if not fits:
+            raise TypeError
         # Numbers are read as on the command line, which takes 1.5 for no integer.
         text = value if isinstance(value, bool | list) else str(value)
         return parameter.process_value(typer.Context(command), text)
     except (typer.TyperException, ValueError, TypeError) as error:
-        reason = message_of(error) if isinstance(error, typer.TyperException) else str(error)
-        shown = str(value).lower() if isinstance(value, bool) else repr(value)
-        raise UsageError(f"{key} is {shown} in {file}.", reason) from error
+        shown = str(value).lower() if isinstance(value, bool) else written(value)
+        raise UsageError(f"{key} must be {wanted}, not {shown}.", f"It is set in {file}.") from error
 
 
 def message_of(error: Any) -> str:
-    """Typer's message; Pydantic's about numbers, which lack the value, in the program's own words."""
+    """Typer's message; Pydantic's about the type of a value in the program's own words."""
     refusals: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
-    wanted = _NUMBERS.get(refusals[0]["type"]) if refusals else None
+    wanted = _KINDS.get(error.param.type_descriptor.annotation) if refusals else None
     if wanted is None:
         return str(error.format_message()).replace("Value error, ", "")  # Pydantic's words
-    return f"{max(error.param.opts, key=len)} must be {wanted}, not '{refusals[0]['input']}'."
+    name = max(error.param.opts, key=len)
+    if error.ctx.get_parameter_source(error.param.name).name == "ENVIRONMENT":
+        name = variable_used(error.param) or name
+    return f"{name} must be {wanted}, not {written(refusals[0]['input'])}."
+
+
+def say_source(error: UsageError, context: typer.Context) -> None:
+    """Have the error about an option's value name the variable or the file that the value came from."""
+    flag, _, fault = error.what.partition(" ")
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if flag in parameter.opts and source is not None and not isinstance(error, ContradictionError):
+            variable = variable_used(parameter)
+            if source.name == "ENVIRONMENT" and variable:
+                error.what = f"{variable} {fault}"
+            elif source.name == "DEFAULT_MAP":
+                error.hint = f"{error.hint} It is set in {config_path()}.".lstrip()
+
+
+def variable_used(parameter: Any) -> str | None:
+    """The environment variable that sets a parameter now, or None."""
+    names = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
+    return next((name for name in names if os.environ.get(name)), None)
 
 
 def unknown(shown: str, key: str, known: list[str], file: Path) -> UsageError:

@@ -25,7 +25,8 @@ _DEFAULTS = GenerationConfig()
 _SAMPLING = ("recommended", "greedy")
 _MORE = "More samplers"
 _FLAGS = {"banned_strings": "ban_string", "dry_sequence_breakers": "dry_sequence_breaker"}
-_NOT_GIVEN = -1  # of --max-tokens and --seed, as in llama.cpp and ollama
+_NOT_GIVEN = -1  # as in llama.cpp and ollama, of these options
+_HINTS = {"max_tokens": "-1 means no limit.", "seed": "-1 takes a new seed each time."}
 
 
 @dataclass(frozen=True)
@@ -271,8 +272,12 @@ class SamplingOptions:
             # As in llama.cpp, "none" stands for no breakers at all, and "\\n" for a line break.
             texts = (text.replace("\\n", "\n") for text in breakers if text != "none")
             values["dry_sequence_breakers"] = tuple(texts)
-        values |= {name: None for name in ("max_tokens", "seed") if values.get(name) == _NOT_GIVEN}
-        return config_of_options(**values)
+        values |= {name: None for name in _HINTS if values.get(name) == _NOT_GIVEN}
+        try:
+            return config_of_options(**values)
+        except InvalidValueError as error:
+            error.hint = _HINTS.get(error.name.removeprefix("--").replace("-", "_"), "")
+            raise
 
     def config_for(self, loading: Config) -> GenerationConfig:
         """The settings, checked against the options for loading."""

@@ -206,8 +206,10 @@ def resolve(
         ModelFileError: there is no such file or name, or the model's package is missing.
     """
     name = DEFAULT if model is None else os.fspath(model)
+    if not name:
+        raise ModelFileError("The name of the model is empty.", "Give a path or a name.")
     path = expanded(name)
-    if name and _holds(path.is_dir):
+    if _holds(path.is_dir):
         return FoundModel(_in_folder(path))
     if _holds(path.exists):
         return FoundModel(path)
