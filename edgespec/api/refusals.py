@@ -9,6 +9,7 @@ from edgespec.api import protocol
 from edgespec.errors import (
     ContextLengthError,
     EdgeSpecError,
+    HubError,
     InconclusiveTrial,
     NoSuchModelError,
     TemplateError,
@@ -111,6 +112,8 @@ def refusal_for(error: Exception) -> Refusal:
         return Refusal(503, str(error), "trial_failed", retry=True)
     if isinstance(error, NoSuchModelError):
         return Refusal(404, str(error), "model_not_found")
+    if isinstance(error, HubError):
+        return Refusal(502, str(error), "hub_unavailable")
     if isinstance(error, UsageError | TemplateError):
         return Refusal(400, str(error))
     return Refusal(500, reason_of(error))

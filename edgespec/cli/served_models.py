@@ -191,13 +191,16 @@ class ServingOptions:
         """Downloads a model of a name and offers it to clients."""
 
         def pull(name: str, progress: Progress) -> None:
-            wanted = catalog.hub_name_of(name)
-            if wanted is None:
+            wanted, known = catalog.hub_name_of(name), catalog.named(name)
+            if wanted is not None:
+                path = hub_pull(wanted, progress).path
+            elif known is not None:  # in a package
+                path = catalog.find(known[0].name)
+            else:
                 raise UsageError(
                     f"{name[:80]!r} is not the name of a model on the Hub.",
-                    "Give a repository, such as ORG/NAME-GGUF:Q4_K_M.",
+                    "Give a repository, such as ORG/NAME-GGUF:Q4_K_M, or a name of the catalog.",
                 )
-            path = hub_pull(wanted, progress).path
             if models.offers(name):  # by another request meanwhile
                 return
             there = {one.path: one for one in local_models(Hub.without_token())}

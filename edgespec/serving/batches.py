@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.message import EmailMessage
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, to_builtins
 from starlette.requests import Request
@@ -36,6 +36,7 @@ from edgespec.serving.request_handler import Reply, failure_at, refusing
 _AT_ONCE = 4  # requests of all batches, so that others find places in the passes
 _AGAIN_S = 0.5  # until a request that found no place in the queue is sent again
 _MAX_REQUESTS = 100_000
+_MAX_VALUES = 10 * _MAX_REQUESTS  # in the JSON of a body with all requests; one of a single message has nine
 _MAX_BATCHES = 1024
 _MAX_FILE_BYTES = 256 << 20  # of all files together
 _MAX_BATCH_BYTES = 256 << 20  # of the requests and answers of all batches together
@@ -99,6 +100,7 @@ class _BatchOfFile(Struct):
 
     input_file_id: str
     endpoint: str
+    completion_window: Literal["24h"] = "24h"
     metadata: Annotated[dict[_Name, _Name], Meta(max_length=_MAX_NOTES, description=_NOTES)] | None = None
 
 
@@ -202,11 +204,11 @@ class Batches:
         if asked.endpoint not in self._paths:
             raise Refusal(400, f"endpoint must be one of {', '.join(self._paths)}.")
         _, data = self._file(asked.input_file_id)
-        lines = await asyncio.to_thread(lambda: list(self._lines(data)))
+        lines = await asyncio.to_thread(lambda: list(self._lines(data, asked.endpoint)))
         return self._begin(http, _Batch(f"batch_{uuid.uuid4().hex}", lines, to_builtins(asked)))
 
     async def _begin_messages(self, http: Request) -> Response:
-        requests = converted(await self._json(http), _BatchOfMessages).requests
+        requests = converted(await self._json(http, _MAX_VALUES), _BatchOfMessages).requests
 
         def read() -> list[_Line]:
             return [
@@ -318,17 +320,17 @@ class Batches:
         async with self._bodies.received(http) as body:
             return bytes(await asyncio.to_thread(body.decoded, self._limits.body))
 
-    async def _json(self, http: Request) -> dict[str, Any]:
-        return await asyncio.to_thread(self._parsed, await self._received(http))
+    async def _json(self, http: Request, values: int = 0) -> dict[str, Any]:
+        return await asyncio.to_thread(self._parsed, await self._received(http), values=values)
 
-    def _parsed(self, content: bytes, where: str = "The body") -> dict[str, Any]:
-        value = parse(content, values=self._limits.values, depth=self._limits.depth)
+    def _parsed(self, content: bytes, where: str = "The body", values: int = 0) -> dict[str, Any]:
+        value = parse(content, values=max(values, self._limits.values), depth=self._limits.depth)
         if not isinstance(value, dict):
             raise Refusal(400, f"{where} is not a JSON object.")
         return value
 
-    def _lines(self, data: bytes) -> Iterator[_Line]:
-        """The requests in a file."""
+    def _lines(self, data: bytes, endpoint: str) -> Iterator[_Line]:
+        """The requests in a file, all for one endpoint."""
         for number, content in enumerate(data.splitlines(), start=1):
             if not content.strip():
                 continue
@@ -339,9 +341,10 @@ class Batches:
                 one = self._parsed(content, where)
             except Refusal as refusal:
                 raise Refusal(400, refusal.message.replace("The body", where)) from None
-            if one.get("url") not in self._paths:
-                raise Refusal(400, f"{where}: url must be one of {', '.join(self._paths)}.")
-            yield _line(one.get("custom_id"), one["url"], one.get("body"), where)
+            for name, wanted in (("url", endpoint), ("method", "POST")):
+                if one.get(name) != wanted:
+                    raise Refusal(400, f"{where}: {name} must be {wanted}.")
+            yield _line(one.get("custom_id"), endpoint, one.get("body"), where)
 
 
 def _line(identifier: object, path: str, body: object, where: str) -> _Line:
@@ -389,6 +392,8 @@ def _uploaded(content: bytes, content_type: str) -> tuple[str, str, bytes]:
     parts: dict[Any, tuple[EmailMessage, bytes]] = {}
     if form.get_content_type() == "multipart/form-data" and boundary:
         line = b"\r\n--" + boundary.encode("latin-1", "replace")
+        if line + b"--" not in content:
+            raise Refusal(400, "The form has no closing boundary, so its end may be missing.")
         for part in (b"\r\n" + content).split(line, _MAX_PARTS)[1:]:
             head, _, data = part.removeprefix(b"\r\n").partition(b"\r\n\r\n")
             about = _headers(head[:_MAX_HEAD])
@@ -468,7 +473,6 @@ def _about(batch: _Batch, http: Request) -> dict[str, Any]:
         "object": "batch",
         **batch.asked,
         "errors": None,
-        "completion_window": "24h",
         "status": status,
         "output_file_id": batch.files.get("output_file_id"),
         "error_file_id": batch.files.get("error_file_id"),

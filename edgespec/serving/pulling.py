@@ -19,6 +19,7 @@ from edgespec.serving.ollama.endpoints import failure
 from edgespec.serving.request_bodies import parse
 
 LINES = "application/x-ndjson"
+_AT_ONCE = 4  # downloads; a host that does not answer delays no other one
 _SUCCESS = {"status": "success"}
 Step = dict[str, Any] | Refusal
 """A step of a download as Ollama's clients read it, or why there is no further one."""
@@ -58,7 +59,7 @@ class _Gone(Exception):
 
 
 class Puller:
-    """Downloads models.
+    """Downloads models: several at once, but each only once.
 
     Args:
         pull: downloads the model of a name and offers it to clients.
@@ -66,19 +67,19 @@ class Puller:
 
     def __init__(self, pull: Callable[[str, Progress], None]) -> None:
         self._pull = pull
-        self._steps: asyncio.Queue[Step] | None = None  # of the download that is running
+        self._running: dict[str, asyncio.Queue[Step]] = {}  # the steps of downloads, by names of models
         self._changed = asyncio.Event()  # another one may run, or none may any more
         self._stopping = False
 
     def stop(self) -> None:
-        """End the download that is running and those that wait; called on the event loop.
+        """End the downloads that are running and those that wait; called on the event loop.
 
         What has arrived is kept.
         """
         self._stopping = True
         self._changed.set()
-        if self._steps is not None:
-            self._steps.put_nowait(ShuttingDown())
+        for steps in self._running.values():
+            steps.put_nowait(ShuttingDown())
 
     async def steps(self, name: str) -> AsyncIterator[Step]:
         """The progress of a download; a failure is the last step."""
@@ -105,13 +106,13 @@ class Puller:
                 tell(_SUCCESS)
 
         yield {"status": "pulling manifest"}
-        while self._steps is not None and not self._stopping:
+        while not self._stopping and (name in self._running or len(self._running) == _AT_ONCE):
+            self._changed.clear()
             await self._changed.wait()
         if self._stopping:
             yield ShuttingDown()
             return
-        self._steps = steps
-        self._changed.clear()
+        self._running[name] = steps
         # Nobody waits for this thread: a host that does not answer would keep the server from ending.
         threading.Thread(target=download, daemon=True).start()
         try:
@@ -121,7 +122,7 @@ class Puller:
                 if step is _SUCCESS or isinstance(step, Refusal):
                     return
         finally:
-            self._steps = None
+            del self._running[name]
             self._changed.set()
             gone.set()
 

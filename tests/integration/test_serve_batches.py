@@ -41,7 +41,7 @@ def line(identifier: object, url: str = CHAT, **body: Any) -> str:
 
 def test_a_file_of_requests_is_answered_as_the_requests_are(client: openai.OpenAI) -> None:
     lines = [line(str(seed), messages=MESSAGES, seed=seed, temperature=1) for seed in range(6)]
-    lines += ["\n", line("text \u2028 \u00e9", TEXT, prompt="One", stream=True), line("wrong", messages=[])]
+    lines += ["\n", line("text \u2028 \u00e9", messages=MESSAGES, stream=True), line("wrong", messages=[])]
     file = client.files.create(file=("asked.jsonl", "".join(lines).encode()), purpose="batch")
     assert (file.filename, client.files.content(file.id).text) == ("asked.jsonl", "".join(lines))
     assert [one.id for one in client.files.list()] == [file.id]
@@ -80,7 +80,8 @@ def test_what_is_wrong_with_a_batch_is_said_before_it_begins(client: openai.Open
         return str(failure.value)
 
     assert "Line 2 is not valid JSON" in told(line("a"), "{\n")
-    assert "Line 1: url must be one of /v1/chat/completions, " in told(line("a", "/v1/batches"))
+    assert "Line 1: url must be /v1/chat/completions." in told(line("a", TEXT))
+    assert "Line 1: method must be POST." in told(line("a").replace("POST", "GET"))
     assert "Line 1: custom_id must be a non-empty string" in told(line(1))
     assert "same custom_id" in told(line("a"), line("a"))
     assert "The batch has 0 requests" in told("\n")
@@ -157,6 +158,8 @@ def test_a_form_is_read_no_further_than_forms_are_long() -> None:
     )
     for before in (b"", b"--X\r\n" + b"a: b\r\n" * 100_000):
         assert batches._uploaded(before + file, kind) == ("a", "batch", b"one\r\n\r\ntwo")
+    with pytest.raises(Refusal, match="no closing boundary"):
+        batches._uploaded(file.removesuffix(b"--X--\r\n"), kind)
     with pytest.raises(Refusal, match="multipart/form-data"):
         batches._uploaded(b"--X\r\n" * 100_000 + file, kind)
 
@@ -176,6 +179,7 @@ def test_what_clients_note_about_a_batch_is_bounded(client: openai.OpenAI) -> No
     for notes in ({str(n): "" for n in range(17)}, {"a": "b" * 513}, {"a": 1}, [1]):
         assert "metadata must be an object" in refused(metadata=notes)
     assert "endpoint must be one of" in refused(endpoint="/v1/batches")
+    assert "completion_window must be" in refused(completion_window="1h")
     assert "input_file_id" in refused(input_file_id=None)
 
 

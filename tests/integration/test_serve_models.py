@@ -129,6 +129,7 @@ def test_a_model_is_downloaded_for_a_client_if_that_is_allowed(
             status, answer = server.post("/api/pull", {"model": "../etc/passwd", "stream": False})
             assert (status, "not the name of a model" in answer["error"]) == (400, True)
             assert server.post("/api/pull", {"model": "acme/None-GGUF", "stream": False})[0] == 404
+            assert server.post("/api/pull", {"model": "smollm2-135m", "stream": False})[0] == 200
             with server.connect() as client:
                 client.send("/api/pull", {"model": name})
                 lines = HTTPResponse(client.socket)

@@ -1,12 +1,13 @@
-"""Downloads for clients: one after another, and none keeps a server from ending."""
+"""Downloads for clients: a model once, and none keeps others or the end of a server waiting."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 
-from edgespec.api.refusals import ShuttingDown
+from edgespec.api.refusals import Refusal, ShuttingDown
 from edgespec.base.progress import Progress
+from edgespec.errors import HubError
 from edgespec.serving.pulling import Puller, Step
 
 
@@ -22,8 +23,8 @@ def test_downloads_that_run_and_wait_end_with_the_server() -> None:
 
     async def run() -> list[list[Step]]:
         puller = Puller(pull)
-        clients = [asyncio.create_task(steps_of(puller, name)) for name in "abc"]
-        while not begun:
+        clients = [asyncio.create_task(steps_of(puller, name)) for name in "aab"]
+        while len(begun) < 2:
             await asyncio.sleep(0.001)
         puller.stop()
         return await asyncio.wait_for(asyncio.gather(*clients), 30)
@@ -32,11 +33,11 @@ def test_downloads_that_run_and_wait_end_with_the_server() -> None:
         ends = asyncio.run(run())
     finally:
         released.set()
-    assert begun == ["a"]
+    assert sorted(begun) == ["a", "b"]
     assert all(isinstance(steps[-1], ShuttingDown) for steps in ends)
 
 
-def test_downloads_take_turns() -> None:
+def test_downloads_of_a_model_take_turns() -> None:
     running: list[str] = []
     most = 0
 
@@ -52,7 +53,19 @@ def test_downloads_take_turns() -> None:
         async def last(name: str) -> Step:
             return [step async for step in puller.steps(name)][-1]
 
-        return await asyncio.wait_for(asyncio.gather(*map(last, "abcdef")), 30)
+        return await asyncio.wait_for(asyncio.gather(*map(last, "aaaaaa")), 30)
 
     assert asyncio.run(run()) == [{"status": "success"}] * 6
     assert most == 1
+
+
+def test_a_hub_that_cannot_be_reached_is_no_failure_of_the_server() -> None:
+    def pull(_name: str, _progress: Progress) -> None:
+        raise HubError("The Hub cannot be reached.")
+
+    async def run() -> list[Step]:
+        return [step async for step in Puller(pull).steps("a")]
+
+    last = asyncio.run(run())[-1]
+    assert isinstance(last, Refusal)
+    assert (last.status, last.message) == (502, "The Hub cannot be reached.")
