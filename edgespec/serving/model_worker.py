@@ -21,7 +21,7 @@ from edgespec.api.refusals import (
     reason_of,
     refusal_for,
 )
-from edgespec.base.progress import Progress
+from edgespec.base.progress import Progress, told_of_waiting
 from edgespec.machine.memory import release_free_memory
 from edgespec.serving.metrics import Metrics
 from edgespec.serving.ollama.model_card import ModelCard
@@ -428,7 +428,8 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
                 raise ShuttingDown
 
         try:
-            model = self._reopen(end_if_closing)
+            with told_of_waiting(end_if_closing):
+                model = self._reopen(end_if_closing)
         except (Exception, KeyboardInterrupt) as error:  # the latter if loading was stopped
             if isinstance(error, Exception) and reason_of(error) != self._failure:
                 log_bug(error)

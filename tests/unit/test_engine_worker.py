@@ -1,16 +1,20 @@
-"""The chunks of the answers to one HTTP request."""
+"""The chunks of the answers to one HTTP request, and the end of a load."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+import threading
+from contextlib import aclosing, suppress
+from typing import Any, NoReturn
 
 import pytest
 
 from edgespec import GenerationConfig
+from edgespec.api.refusals import ShuttingDown
+from edgespec.base.progress import Progress, report_waiting
 from edgespec.errors import BackendError
 from edgespec.generation.result import Chunk
-from edgespec.serving.engine_worker import PendingAnswer, chunks_of
+from edgespec.serving.engine_worker import EngineWorker, PendingAnswer, chunks_of
 from edgespec.serving.model_worker import QueueSlot
 from tests.waiting import PATIENCE_S
 
@@ -51,3 +55,27 @@ def test_a_failure_of_one_answer_ends_all_and_leaves_no_task(n_answers: int) -> 
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(follow())
+
+
+def test_closing_ends_a_load_that_waits_for_a_child_process() -> None:
+    begun, never = threading.Event(), threading.Event()
+
+    def reopen(_progress: Progress) -> NoReturn:
+        begun.set()
+        for _ in range(10_000):
+            report_waiting("A child process", 0.0)
+            never.wait(0.001)
+        raise BackendError("Nobody ended the load.")
+
+    def borrow() -> None:
+        with suppress(ShuttingDown), worker.borrowed():
+            pass
+
+    card: Any = object()
+    worker = EngineWorker(None, 1, reopen, lambda _: None, card=card)
+    client = threading.Thread(target=borrow)
+    client.start()
+    assert begun.wait(PATIENCE_S)
+    worker.close()
+    client.join()
+    assert worker._failure == str(ShuttingDown())
