@@ -20,10 +20,9 @@ def read_text(name: str) -> str:
     """The content of a text file, without a byte order mark. A shell's `<(command)` is a file, too."""
     path = expanded(name)
     try:
+        refuse_folder(path)
         mode = path.stat().st_mode
         # Others may never end, or wait for somebody to write.
-        if stat.S_ISDIR(mode):  # Windows would say that permission is denied
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not (stat.S_ISREG(mode) or (stat.S_ISFIFO(mode) and _is_open_here(path))):
             raise UsageError(f"{name} is not a regular file.", "Name a text file.")
         with path.open("rb") as file:
@@ -37,6 +36,12 @@ def read_text(name: str) -> str:
     if b"\0" in data and not data.startswith(UTF16):
         raise UsageError(f"{name} is not a text file.", "Name a UTF-8 text file.")
     return decoded(data, name).replace("\r\n", "\n")  # the ends of lines on Windows
+
+
+def refuse_folder(path: Path) -> None:
+    """Raise IsADirectoryError for a folder; Windows would say that permission is denied."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
 def _is_open_here(path: Path) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import errno
 import io
 import json
 import os
@@ -18,7 +17,7 @@ from typing import IO, Any
 
 from edgespec.cli.batch import openai_format, own_format, score_format
 from edgespec.cli.batch.job import Job
-from edgespec.cli.utf8 import UTF16, decoded
+from edgespec.cli.utf8 import UTF16, decoded, refuse_folder
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig, shortened
 
@@ -66,8 +65,7 @@ def _opened(name: str) -> io.BufferedReader:
     if not name:
         raise UsageError("--input is empty.", "Give a file to --input.")
     with _reading(name):
-        if Path(name).is_dir():  # Windows would say that permission is denied
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        refuse_folder(Path(name))
         return io.BufferedReader(io.FileIO(name), _HEAD_BYTES)
 
 
