@@ -63,6 +63,7 @@ BufferType * ggml_backend_cpu_buffer_type() {
 }
 Buffer * ggml_backend_buft_alloc_buffer(BufferType *, size_t) { return nullptr; }
 size_t ggml_row_size(int type, int64_t n) { return edgespec_file_row_bytes(type, n); }
+size_t ggml_quantize_chunk(int, const float *, void *, int64_t, int64_t, int64_t, const float *) { return 0; }
 
 void ggml_compute_forward_ssm_conv(const ComputeParams * params, Tensor * op) {
     const Tensor *x = op->src[0], *w = op->src[1];
