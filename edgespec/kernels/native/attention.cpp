@@ -1,7 +1,7 @@
 // Flash attention that is exact for any number of rows: see attention_kernels.h.
 //
 // Its vectors hold queries, not values: of each head of keys and values, those of several rows and of all heads that
-// share it. Where these are few, vectors hold cells and values instead.
+// share it. A tile has a few such vectors. Where these are few, vectors hold cells and values instead.
 #include "attention.h"
 #include "planner.h"
 #include "products.h"
@@ -22,19 +22,36 @@ size_t aligned(size_t n) { return (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
 int64_t share(int64_t count, int ith, int nth) { return count * ith / nth; }
 
+// The queries of a tile, at most so many vectors. Wide tiles convert cells less often, but may leave threads idle at the end.
+int64_t width_of_tiles(int64_t queries_of_head, int64_t heads, int64_t most_vectors, int n_threads) {
+    constexpr int64_t VECTOR = 10, CONVERSION = 3;  // their cost, in proportion
+    int64_t found = LANES, least = INT64_MAX;
+    for (int64_t vectors = 1; vectors <= most_vectors; vectors++) {
+        const int64_t tiles = (queries_of_head + vectors * LANES - 1) / (vectors * LANES) * heads;
+        const int64_t turns = tiles < n_threads ? tiles : (tiles + n_threads - 1) / n_threads * n_threads;
+        const int64_t cost = turns * (vectors * VECTOR + CONVERSION);
+        if (cost < least) least = cost, found = vectors * LANES;
+    }
+    return found;
+}
+
 // The tiles of a node, and the work memory for them.
 struct Plan {
-    int64_t k_size, v_size, n_cells, n_blocks, rows, masks, heads, streams, group, tiles_of_head, n_tiles;
+    int64_t k_size, v_size, n_cells, n_blocks, rows, masks, heads, streams, group, width, tiles_of_head, n_tiles;
     size_t rows_seen;  // for all slots
     size_t scores, queries, sums, totals, converted, turned, seen, per_slot;
 
-    explicit Plan(const Tensor * op) {
+    // There is work memory for tiles of any width, as fewer threads may come than were planned with.
+    Plan(const Tensor * op, int n_threads) {
         const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2];
         k_size = k->ne[0], v_size = v->ne[0], n_cells = k->ne[1];
         n_blocks = (n_cells + CELLS - 1) / CELLS;
         masks = op->src[3] ? op->src[3]->ne[3] : 0;
         rows = q->ne[1], heads = k->ne[2], streams = q->ne[3], group = q->ne[2] / heads;
-        tiles_of_head = (rows * group + LANES - 1) / LANES;
+        const int64_t queries_of_head = rows * group, vectors = (queries_of_head + LANES - 1) / LANES;
+        const int64_t most = vectors < MOST_VECTORS ? vectors : MOST_VECTORS, widest = most * LANES;
+        width = width_of_tiles(queries_of_head, heads * streams, most, n_threads);
+        tiles_of_head = (queries_of_head + width - 1) / width;
         n_tiles = tiles_of_head * heads * streams;
         rows_seen = aligned(masks * rows * n_blocks);
         size_t at = 0;
@@ -43,10 +60,10 @@ struct Plan {
             at += aligned(bytes);
             return begin;
         };
-        scores = take(padded_cells(n_cells) * LANES * sizeof(float));
-        queries = take(k_size * LANES * sizeof(float));
-        sums = take(v_size * LANES * sizeof(float));
-        totals = take(LANES * sizeof(float));
+        scores = take(padded_cells(n_cells) * widest * sizeof(float));
+        queries = take(k_size * widest * sizeof(float));
+        sums = take(v_size * widest * sizeof(float));
+        totals = take(widest * sizeof(float));
         converted = take(CELLS * (k_size > v_size ? k_size : v_size) * sizeof(float));
         turned = take(k_size * LANES * sizeof(float));
         seen = take(n_blocks);
@@ -69,9 +86,9 @@ struct Plan {
         const int64_t head = number / tiles_of_head % heads, stream = number / tiles_of_head / heads;
         Tile t{};
         t.k_size = k_size, t.v_size = v_size, t.n_cells = n_cells, t.n_blocks = n_blocks;
-        t.first = number % tiles_of_head * LANES, t.group = (int) group;
+        t.first = number % tiles_of_head * width, t.group = (int) group;
         const int64_t left = rows * group - t.first;
-        t.lanes = left < LANES ? (int) left : LANES;
+        t.lanes = (int) (left < width ? left : width);
         const int64_t first_head = head * group;
         t.queries = q->data + first_head * q->nb[2] + stream * q->nb[3];
         t.query_row = q->nb[1], t.query_head = q->nb[2];
@@ -100,13 +117,13 @@ struct Plan {
 class Attention : public TensorTraits {
   public:
     bool work_size(int n_threads, const Tensor * op, size_t & size) override {
-        const Plan plan(op);
+        const Plan plan(op, n_threads);
         size = 2 * ALIGNMENT + plan.rows_seen + n_threads * plan.per_slot;
         return true;
     }
 
     bool compute_forward(ComputeParams * params, Tensor * op) override {
-        const Plan plan(op);
+        const Plan plan(op, params->nth);
         const AttentionKernels & run = *kernels[isa_of(op)];
         char * work = (char *) aligned((size_t) params->work);
         auto * next = (std::atomic<int64_t> *) work;

@@ -11,9 +11,10 @@ bool can_attend(const Tensor * op, int isa);
 // ggml's barrier for the threads of a computation.
 void wait_for_all(const ComputeParams * params);
 
-// Queries that share the keys and values of a head: as many as fit into one vector, from several rows of a pass and
-// the heads of a group.
+// Queries that share the keys and values of a head, from several rows of a pass and the heads of a group: as many as fit
+// into one vector, and the vectors of a tile, for which cells are converted once.
 constexpr int LANES = 16;
+constexpr int MOST_VECTORS = 4;
 constexpr int CELLS = 32;  // that are converted and skipped together
 
 // In an anonymous namespace, as each file that includes this is compiled for another instruction set.
@@ -42,10 +43,10 @@ struct Tile {
     char * result;                     // of row 0 and the group's first head
     size_t result_row, result_head;    // bytes
     // Work memory.
-    float * scores;                    // [n_cells][LANES], or of few queries [LANES][padded_cells(n_cells)]
-    float * queries_turned;            // [k_size][LANES]
-    float * sums;                      // [v_size][LANES], or of few queries [LANES][v_size]
-    float * totals;                    // [LANES]
+    float * scores;                    // [vectors][n_cells][LANES], or of few queries [lanes][padded_cells(n_cells)]
+    float * queries_turned;            // [vectors][k_size][LANES]
+    float * sums;                      // [vectors][v_size][LANES], or of few queries [lanes][v_size]
+    float * totals;                    // [vectors][LANES]
     float * converted;                 // [CELLS][the greater size]
     float * keys_turned;               // [k_size][LANES]: of LANES cells, where queries are few
     uint8_t * seen;                    // [n_blocks]: which cells the tile's rows see

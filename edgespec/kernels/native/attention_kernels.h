@@ -16,6 +16,7 @@ namespace {
 
 constexpr uint16_t HALF_NEVER = 0xfc00;  // minus infinity as a half
 constexpr float NEVER = -INFINITY;
+constexpr float LEAST = -3.0e38f;  // the greatest score of a query that sees nothing
 
 inline float half(uint16_t h) {  // of masks, in which few values are neither 0 nor minus infinity
     alignas(64) uint16_t halves[LANES] = {h};
@@ -29,8 +30,8 @@ inline const uint16_t * mask_of(const Tile & t, int lane) {
 }
 
 // Sixteen values from number `i` of a cell on, a multiple of sixteen.
-inline V16 values_at(const char * cell, int64_t i, bool quantized) {
-    if (!quantized) return V16::halves((const uint16_t *) cell + i);
+template <bool QUANTIZED> inline V16 values_at(const char * cell, int64_t i) {
+    if (!QUANTIZED) return V16::halves((const uint16_t *) cell + i);
     const char * block = cell + i / 32 * (2 + 32);  // a scale, and 32 quants
     uint16_t scale;
     memcpy(&scale, block, sizeof scale);
@@ -38,9 +39,17 @@ inline V16 values_at(const char * cell, int64_t i, bool quantized) {
 }
 
 // Values first .. first + size - 1 of some cells as floats.
-inline void convert(const char * from, size_t stride, int64_t cells, int64_t first, int64_t size, bool quantized, float * to) {
-    for (int64_t c = 0; c < cells; c++) {
-        for (int64_t i = 0; i < size; i += LANES) values_at(from + c * stride, first + i, quantized).store(to + c * size + i);
+template <bool QUANTIZED>
+inline void convert(const char * from, size_t stride, int64_t cells, int64_t first, int64_t size, float * to) {
+    for (int64_t c = 0; c < cells; c++, from += stride, to += size) {
+        for (int64_t i = 0; i < size; i += LANES) values_at<QUANTIZED>(from, first + i).store(to + i);
+    }
+}
+
+// Has cells fetched from memory while those before them are computed with.
+inline void fetch(const char * from, size_t stride, int64_t cells, size_t bytes) {
+    for (int64_t c = 0; c < cells; c++, from += stride) {
+        for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
     }
 }
 
@@ -63,7 +72,8 @@ template <typename F> inline void with_lanes(const Tile & t, F && f) {
 
 // The score of a cell for a query, and the distance to the next cell's.
 inline float * score_at(const Tile & t, int64_t cell, int lane) {
-    return t.scores + (few(t) ? lane * padded_cells(t.n_cells) + cell : cell * LANES + lane);
+    if (few(t)) return t.scores + lane * padded_cells(t.n_cells) + cell;
+    return t.scores + (lane / LANES * t.n_cells + cell) * LANES + lane % LANES;
 }
 inline int64_t score_stride(const Tile & t) { return few(t) ? 1 : LANES; }
 
@@ -100,47 +110,78 @@ inline Seen seen_by(const Tile & t, int64_t block) {
     return (Seen) found;
 }
 
+inline int vectors(const Tile & t) { return (t.lanes + LANES - 1) / LANES; }
+
+// Calls f with the first of each block of cells that some row of the tile sees, and how many they are.
+template <typename F> inline EDGESPEC_ALWAYS void each_seen(const Tile & t, F && f) {
+    for (int64_t block = 0; block < t.n_cells; block += CELLS) {
+        if (t.seen[block / CELLS]) f(block, block + CELLS < t.n_cells ? CELLS : t.n_cells - block);
+    }
+}
+
 void begin(const Tile & t) {
-    memset(t.queries_turned, 0, t.k_size * LANES * sizeof(float));
-    memset(t.sums, 0, t.v_size * LANES * sizeof(float));
+    memset(t.queries_turned, 0, vectors(t) * t.k_size * LANES * sizeof(float));
+    memset(t.sums, 0, vectors(t) * t.v_size * LANES * sizeof(float));
     for (int lane = 0; lane < t.lanes; lane++) {
         const int64_t row = (t.first + lane) / t.group, head = (t.first + lane) % t.group;
         const auto * q = (const float *) (t.queries + row * t.query_row + head * t.query_head);
-        for (int64_t i = 0; i < t.k_size; i++) t.queries_turned[i * LANES + lane] = q[i];
+        float * turned = t.queries_turned + lane / LANES * t.k_size * LANES + lane % LANES;
+        for (int64_t i = 0; i < t.k_size; i++) turned[i * LANES] = q[i];
     }
 }
 
-// Sums of products, scaled and capped.
-inline V16 scaled(const Tile & t, V16 sums) {
-    V16 x = mul(sums, V16::of(t.scale));
-    if (t.cap != 0.0f) {  // cap * tanh(x), the scale being divided by the cap
-        const V16 most = V16::of(20.0f), one = V16::of(1.0f), two = V16::of(2.0f);
-        x = max(min(x, most), V16::of(-20.0f));
-        x = mul(V16::of(t.cap), sub(one, div(two, add(exponential(mul(two, x)), one))));
+// Scales sums of products, and caps them.
+inline void scale(const Tile & t, float * sums, int64_t stride, int n) {
+    for (int j = 0; j < n; j++, sums += stride) {
+        V16 x = mul(V16::load(sums), V16::of(t.scale));
+        if (t.cap != 0.0f) {  // cap * tanh(x), the scale being divided by the cap
+            const V16 most = V16::of(20.0f), one = V16::of(1.0f), two = V16::of(2.0f);
+            x = max(min(x, most), V16::of(-20.0f));
+            x = mul(V16::of(t.cap), sub(one, div(two, add(exponential(mul(two, x)), one))));
+        }
+        x.store(sums);
     }
-    return x;
 }
 
-// Of N cells, for all queries.
-template <int N> inline void scores_of(const Tile & t, const float * keys, float * scores) {
-    V16 s[N];
-    for (int c = 0; c < N; c++) s[c] = V16::of(0.0f);
-    for (int64_t i = 0; i < t.k_size; i++) {
-        const V16 q = V16::load(t.queries_turned + i * LANES);
-        for (int c = 0; c < N; c++) s[c] = fma(V16::of(keys[c * t.k_size + i]), q, s[c]);
+// Of N cells, for V vectors of queries.
+template <int V, int N>
+inline void scores_of(const Tile & t, const float * keys, const float * queries, float * scores) {
+    const int64_t size = t.k_size, next = t.n_cells * LANES;
+    V16 s[V * N];
+    unrolled<V * N>(EDGESPEC_EACH(j) { s[j] = V16::of(0.0f); });
+    for (int64_t i = 0; i < size; i++) {
+        V16 q[V];
+        unrolled<V>(EDGESPEC_EACH(v) { q[v] = V16::load(queries + (v * size + i) * LANES); });
+        unrolled<N>(EDGESPEC_EACH(c) {
+            const V16 key = V16::of(keys[c * size + i]);
+            unrolled<V>(EDGESPEC_EACH(v) { s[v * N + c] = fma(key, q[v], s[v * N + c]); });
+        });
     }
-    for (int c = 0; c < N; c++) scaled(t, s[c]).store(scores + c * LANES);
+    unrolled<V * N>(EDGESPEC_EACH(j) { s[j].store(scores + j / N * next + j % N * LANES); });
+    for (int v = 0; v < V; v++) scale(t, scores + v * next, LANES, N);
 }
 
 // Of LANES cells, for N queries.
-template <int N> inline void scores_of_few(const Tile & t, int64_t cell) {
+template <int N> inline void scores_of_few(const Tile & t, float * scores) {
+    const int64_t size = t.k_size, next = padded_cells(t.n_cells);
     V16 s[N];
-    for (int lane = 0; lane < N; lane++) s[lane] = V16::of(0.0f);
-    for (int64_t i = 0; i < t.k_size; i++) {
+    unrolled<N>(EDGESPEC_EACH(lane) { s[lane] = V16::of(0.0f); });
+    for (int64_t i = 0; i < size; i++) {
         const V16 keys = V16::load(t.keys_turned + i * LANES);
-        for (int lane = 0; lane < N; lane++) s[lane] = fma(keys, V16::of(t.queries_turned[i * LANES + lane]), s[lane]);
+        const float * q = t.queries_turned + i * LANES;
+        unrolled<N>(EDGESPEC_EACH(lane) { s[lane] = fma(keys, V16::of(q[lane]), s[lane]); });
     }
-    for (int lane = 0; lane < N; lane++) scaled(t, s[lane]).store(score_at(t, cell, lane));
+    unrolled<N>(EDGESPEC_EACH(lane) { s[lane].store(scores + lane * next); });
+    scale(t, scores, next, N);
+}
+
+template <int V> inline void score_vectors(const Tile & t, int vector, int64_t block, int64_t cells) {
+    const float * queries = t.queries_turned + vector * t.k_size * LANES;
+    float * scores = t.scores + (vector * t.n_cells + block) * LANES;
+    int64_t c = 0;
+    for (; c + V16::GROUP <= cells; c += V16::GROUP)
+        scores_of<V, V16::GROUP>(t, t.converted + c * t.k_size, queries, scores + c * LANES);
+    for (; c < cells; c++) scores_of<V, 1>(t, t.converted + c * t.k_size, queries, scores + c * LANES);
 }
 
 void score_block(const Tile & t, int64_t block, int64_t cells) {
@@ -149,17 +190,16 @@ void score_block(const Tile & t, int64_t block, int64_t cells) {
         for (int64_t c = 0; c < cells; c += LANES) {
             for (int64_t i = 0; i < t.k_size; i += LANES)
                 transpose(t.converted + c * t.k_size + i, t.k_size, t.keys_turned + i * LANES, LANES);
-            with_lanes(t, [&](auto n) { scores_of_few<n>(t, block + c); });
+            with_lanes(t, [&](auto n) { scores_of_few<n>(t, t.scores + block + c); });
         }
         for (int64_t c = block + cells; c < padded_cells(block + cells); c++) {
             for (int lane = 0; lane < t.lanes; lane++) *score_at(t, c, lane) = NEVER;
         }
         return;
     }
-    int64_t c = 0;
-    for (; c + V16::GROUP <= cells; c += V16::GROUP)
-        scores_of<V16::GROUP>(t, t.converted + c * t.k_size, t.scores + (block + c) * LANES);
-    for (; c < cells; c++) scores_of<1>(t, t.converted + c * t.k_size, t.scores + (block + c) * LANES);
+    int vector = 0;
+    for (; vector + V16::TOGETHER <= vectors(t); vector += V16::TOGETHER) score_vectors<V16::TOGETHER>(t, vector, block, cells);
+    for (; vector < vectors(t); vector++) score_vectors<1>(t, vector, block, cells);
 }
 
 void score(const Tile & t, int64_t cell0, int64_t cell1) {
@@ -168,7 +208,10 @@ void score(const Tile & t, int64_t cell0, int64_t cell1) {
         const Seen seen = seen_by(t, block / CELLS);
         t.seen[block / CELLS] = (uint8_t) seen;
         if (seen == SEEN_BY_NONE) continue;
-        convert(t.keys + block * t.key_cell, t.key_cell, cells, 0, t.k_size, t.quantized_keys, t.converted);
+        const char * keys = t.keys + block * t.key_cell;
+        if (t.quantized_keys) convert<true>(keys, t.key_cell, cells, 0, t.k_size, t.converted);
+        else convert<false>(keys, t.key_cell, cells, 0, t.k_size, t.converted);
+        fetch(keys + CELLS * t.key_cell, t.key_cell, cells, t.k_size * sizeof(uint16_t));
         score_block(t, block, cells);
         if (seen == SEEN_BY_ALL) continue;
         for (int lane = 0; lane < t.lanes; lane++) {
@@ -191,35 +234,32 @@ inline float greatest_of(V16 x) {
 }
 
 template <int N> inline void soften_few(const Tile & t) {
-    const auto each = [&](auto && f) {
-        for (int64_t block = 0; block < t.n_cells; block += CELLS) {
-            if (!t.seen[block / CELLS]) continue;
-            const int64_t end = block + CELLS < t.n_cells ? block + CELLS : t.n_cells;
-            for (int64_t c = block; c < end; c += LANES) f(c);
-        }
-    };
+    const int64_t next = padded_cells(t.n_cells);
     V16 greatest[N];
-    for (int lane = 0; lane < N; lane++) {
-        V16 found = V16::of(-3.0e38f);  // of a query that sees nothing
-        each([&](int64_t c) { found = max(found, V16::load(score_at(t, c, lane))); });
+    unrolled<N>(EDGESPEC_EACH(lane) {
+        V16 found = V16::of(LEAST);
+        each_seen(t, [&](int64_t block, int64_t cells) EDGESPEC_ALWAYS {
+            for (int64_t c = block; c < block + cells; c += LANES) found = max(found, V16::load(t.scores + lane * next + c));
+        });
         float most = greatest_of(found);
         if (t.sinks) {
             const float sink = t.sinks[(t.first + lane) % t.group];
             most = most > sink ? most : sink;
         }
         greatest[lane] = V16::of(most);
-    }
+    });
     float totals[N] = {};
-    each([&](int64_t c) {
-        for (int lane = 0; lane < N; lane++) {
-            float * s = score_at(t, c, lane);
-            exponential(sub(V16::load(s), greatest[lane])).store(s);
-        }
-        for (int i = 0; i < LANES; i++) {
-            for (int lane = 0; lane < N; lane++) totals[lane] += *score_at(t, c + i, lane);
+    each_seen(t, [&](int64_t block, int64_t cells) EDGESPEC_ALWAYS {
+        for (int64_t c = block; c < block + cells; c += LANES) {
+            float * scores = t.scores + c;
+            unrolled<N>(EDGESPEC_EACH(lane) {
+                float * s = scores + lane * next;
+                exponential(sub(V16::load(s), greatest[lane])).store(s);
+            });
+            for (int i = 0; i < LANES; i++) unrolled<N>(EDGESPEC_EACH(lane) { totals[lane] += scores[lane * next + i]; });
         }
     });
-    for (int lane = 0; lane < N; lane++) {
+    unrolled<N>(EDGESPEC_EACH(lane) {
         V16 total = V16::of(totals[lane]);
         if (t.sinks) {
             const V16 sink = V16::of(t.sinks[(t.first + lane) % t.group]);
@@ -228,83 +268,114 @@ template <int N> inline void soften_few(const Tile & t) {
         alignas(64) float all[LANES];
         total.store(all);
         t.totals[lane] = all[0];
+    });
+}
+
+inline void soften_vector(const Tile & t, int vector) {
+    float * scores = t.scores + vector * t.n_cells * LANES;
+    V16 greatest = V16::of(LEAST), sinks = V16::of(NEVER);
+    if (t.sinks) {
+        float of_lane[LANES];
+        for (int lane = 0; lane < LANES; lane++) of_lane[lane] = t.sinks[(t.first + vector * LANES + lane) % t.group];
+        sinks = V16::load(of_lane);
+        greatest = max(greatest, sinks);
     }
+    each_seen(t, [&](int64_t block, int64_t cells) EDGESPEC_ALWAYS {
+        for (int64_t c = block; c < block + cells; c++) greatest = max(greatest, V16::load(scores + c * LANES));
+    });
+    V16 total = V16::of(0.0f);
+    each_seen(t, [&](int64_t block, int64_t cells) EDGESPEC_ALWAYS {
+        for (int64_t c = block; c < block + cells; c++) {
+            const V16 weight = exponential(sub(V16::load(scores + c * LANES), greatest));
+            weight.store(scores + c * LANES);
+            total = add(total, weight);
+        }
+    });
+    if (t.sinks) total = add(total, exponential(sub(sinks, greatest)));
+    total.store(t.totals + vector * LANES);
 }
 
 void soften(const Tile & t) {
     if (few(t)) return with_lanes(t, [&](auto n) { soften_few<n>(t); });
-    const auto each = [&](auto && f) {
-        for (int64_t block = 0; block < t.n_cells; block += CELLS) {
-            if (!t.seen[block / CELLS]) continue;
-            const int64_t end = block + CELLS < t.n_cells ? block + CELLS : t.n_cells;
-            for (int64_t c = block; c < end; c++) f(t.scores + c * LANES);
-        }
-    };
-    V16 greatest = V16::of(NEVER), sinks = V16::of(NEVER);
-    if (t.sinks) {
-        float of_lane[LANES];
-        for (int lane = 0; lane < LANES; lane++) of_lane[lane] = t.sinks[(t.first + lane) % t.group];
-        greatest = sinks = V16::load(of_lane);
-    }
-    each([&](float * s) { greatest = max(greatest, V16::load(s)); });
-    greatest = max(greatest, V16::of(-3.0e38f));  // of a query that sees nothing
-    V16 total = V16::of(0.0f);
-    each([&](float * s) {
-        const V16 weight = exponential(sub(V16::load(s), greatest));
-        weight.store(s);
-        total = add(total, weight);
-    });
-    if (t.sinks) total = add(total, exponential(sub(sinks, greatest)));
-    total.store(t.totals);
+    for (int vector = 0; vector < vectors(t); vector++) soften_vector(t, vector);
 }
 
-template <int N> inline void add_values(const Tile & t, const float * values, int64_t stride, int64_t value,
-                                        int64_t cell0, int64_t cells) {
-    V16 s[N];
-    for (int i = 0; i < N; i++) s[i] = V16::load(t.sums + (value + i) * LANES);
+// Adds N values of some cells, for V vectors of queries.
+template <int V, int N>
+inline void add_values(const float * values, int64_t stride, int64_t cells, const float * weights, int64_t next_weights,
+                       float * sums, int64_t next_sums) {
+    V16 s[V * N];
+    unrolled<V * N>(EDGESPEC_EACH(j) { s[j] = V16::load(sums + j / N * next_sums + j % N * LANES); });
     for (int64_t c = 0; c < cells; c++) {
-        const V16 weight = V16::load(t.scores + (cell0 + c) * LANES);
-        for (int i = 0; i < N; i++) s[i] = fma(V16::of(values[c * stride + i]), weight, s[i]);
+        V16 weight[V];
+        unrolled<V>(EDGESPEC_EACH(v) { weight[v] = V16::load(weights + v * next_weights + c * LANES); });
+        unrolled<N>(EDGESPEC_EACH(i) {
+            const V16 value = V16::of(values[c * stride + i]);
+            unrolled<V>(EDGESPEC_EACH(v) { s[v * N + i] = fma(value, weight[v], s[v * N + i]); });
+        });
     }
-    for (int i = 0; i < N; i++) s[i].store(t.sums + (value + i) * LANES);
+    unrolled<V * N>(EDGESPEC_EACH(j) { s[j].store(sums + j / N * next_sums + j % N * LANES); });
 }
 
-template <int N> inline void sum_few(const Tile & t, int64_t value0, int64_t value1) {
-    for (int64_t block = 0; block < t.n_cells; block += CELLS) {
-        if (!t.seen[block / CELLS]) continue;
-        const int64_t end = block + CELLS < t.n_cells ? block + CELLS : t.n_cells;
-        for (int64_t i = value0; i < value1; i += LANES) {
-            V16 s[N];
-            for (int lane = 0; lane < N; lane++) s[lane] = V16::load(t.sums + lane * t.v_size + i);
-            for (int64_t c = block; c < end; c++) {
-                const V16 values = values_at(t.values + c * t.value_cell, i, t.quantized_values);
-                for (int lane = 0; lane < N; lane++) s[lane] = fma(values, V16::of(*score_at(t, c, lane)), s[lane]);
-            }
-            for (int lane = 0; lane < N; lane++) s[lane].store(t.sums + lane * t.v_size + i);
-        }
+template <int V>
+inline void sum_vectors(const Tile & t, int vector, int64_t block, int64_t cells, int64_t value0, int64_t size) {
+    const float * weights = t.scores + (vector * t.n_cells + block) * LANES;
+    float * sums = t.sums + (vector * t.v_size + value0) * LANES;
+    for (int64_t i = 0; i < size; i += V16::GROUP)
+        add_values<V, V16::GROUP>(t.converted + i, size, cells, weights, t.n_cells * LANES, sums + i * LANES, t.v_size * LANES);
+}
+
+// Adds M vectors of values of some cells, for N queries.
+template <int N, int M>
+inline void add_few(const float * values, int64_t stride, int64_t cells, const float * weights, int64_t next_weights,
+                    float * sums, int64_t next_sums) {
+    V16 s[N * M];
+    unrolled<N * M>(EDGESPEC_EACH(j) { s[j] = V16::load(sums + j / M * next_sums + j % M * LANES); });
+    for (int64_t c = 0; c < cells; c++) {
+        V16 x[M];
+        unrolled<M>(EDGESPEC_EACH(m) { x[m] = V16::load(values + c * stride + m * LANES); });
+        unrolled<N>(EDGESPEC_EACH(lane) {
+            const V16 weight = V16::of(weights[lane * next_weights + c]);
+            unrolled<M>(EDGESPEC_EACH(m) { s[lane * M + m] = fma(x[m], weight, s[lane * M + m]); });
+        });
     }
+    unrolled<N * M>(EDGESPEC_EACH(j) { s[j].store(sums + j / M * next_sums + j % M * LANES); });
+}
+
+template <int N> inline void sum_few(const Tile & t, int64_t block, int64_t cells, int64_t value0, int64_t size) {
+    constexpr int M = N > V16::GROUP ? 1 : N > V16::GROUP / 2 ? 2 : 4;
+    const int64_t next_weights = padded_cells(t.n_cells);
+    float * sums = t.sums + value0;
+    int64_t i = 0;
+    for (; i + M * LANES <= size; i += M * LANES)
+        add_few<N, M>(t.converted + i, size, cells, t.scores + block, next_weights, sums + i, t.v_size);
+    for (; i < size; i += LANES)
+        add_few<N, 1>(t.converted + i, size, cells, t.scores + block, next_weights, sums + i, t.v_size);
 }
 
 void sum(const Tile & t, int64_t value0, int64_t value1) {
-    if (few(t)) return with_lanes(t, [&](auto n) { sum_few<n>(t, value0, value1); });
     const int64_t size = value1 - value0;
-    for (int64_t block = 0; block < t.n_cells; block += CELLS) {
-        if (!t.seen[block / CELLS]) continue;
-        const int64_t cells = block + CELLS < t.n_cells ? CELLS : t.n_cells - block;
-        convert(t.values + block * t.value_cell, t.value_cell, cells, value0, size, t.quantized_values, t.converted);
-        for (int64_t i = 0; i < size; i += V16::GROUP)
-            add_values<V16::GROUP>(t, t.converted + i, size, value0 + i, block, cells);
-    }
+    each_seen(t, [&](int64_t block, int64_t cells) {
+        const char * values = t.values + block * t.value_cell;
+        if (t.quantized_values) convert<true>(values, t.value_cell, cells, value0, size, t.converted);
+        else convert<false>(values, t.value_cell, cells, value0, size, t.converted);
+        fetch(values + CELLS * t.value_cell, t.value_cell, cells, size * sizeof(uint16_t));
+        if (few(t)) return with_lanes(t, [&](auto n) { sum_few<n>(t, block, cells, value0, size); });
+        int vector = 0;
+        for (; vector + V16::TOGETHER <= vectors(t); vector += V16::TOGETHER)
+            sum_vectors<V16::TOGETHER>(t, vector, block, cells, value0, size);
+        for (; vector < vectors(t); vector++) sum_vectors<1>(t, vector, block, cells, value0, size);
+    });
 }
 
 void end(const Tile & t) {
-    float inverse[LANES];
-    for (int lane = 0; lane < LANES; lane++) inverse[lane] = t.totals[lane] > 0.0f ? 1.0f / t.totals[lane] : 0.0f;
     for (int lane = 0; lane < t.lanes; lane++) {
         const int64_t row = (t.first + lane) / t.group, head = (t.first + lane) % t.group;
         auto * out = (float *) (t.result + row * t.result_row + head * t.result_head);
-        const int64_t first = few(t) ? lane * t.v_size : lane, step = few(t) ? 1 : LANES;
-        for (int64_t i = 0; i < t.v_size; i++) out[i] = t.sums[first + i * step] * inverse[lane];
+        const float inverse = t.totals[lane] > 0.0f ? 1.0f / t.totals[lane] : 0.0f;
+        const float * sums = t.sums + (few(t) ? lane * t.v_size : lane / LANES * t.v_size * LANES + lane % LANES);
+        const int64_t step = few(t) ? 1 : LANES;
+        for (int64_t i = 0; i < t.v_size; i++) out[i] = sums[i * step] * inverse;
     }
 }
 

@@ -29,29 +29,22 @@ inline V16 load_part(const float * from, int64_t count) {
 }
 
 template <int W, int X> inline void multiply_block(const FloatProduct & p, int64_t w0, int64_t x0) {
-    V16 totals[W][X];
-    const float *w[W], *x[X];
-    for (int i = 0; i < W; i++) w[i] = p.weights + (w0 + i) * p.weight_stride;
-    for (int j = 0; j < X; j++) x[j] = p.activations + (x0 + j) * p.activation_stride;
-    for (int i = 0; i < W; i++)
-        for (int j = 0; j < X; j++) totals[i][j] = V16::of(0.0f);
-    int64_t at = 0;
-    for (; at + WIDTH <= p.k; at += WIDTH) {
+    V16 totals[W * X];
+    const float * w = p.weights + w0 * p.weight_stride;
+    const float * x = p.activations + x0 * p.activation_stride;
+    unrolled<W * X>(EDGESPEC_EACH(n) { totals[n] = V16::of(0.0f); });
+    const auto add = [&](auto && load, int64_t at) EDGESPEC_ALWAYS {
         V16 rows[X];
-        for (int j = 0; j < X; j++) rows[j] = V16::load(x[j] + at);
-        for (int i = 0; i < W; i++) {
-            const V16 weights = V16::load(w[i] + at);
-            for (int j = 0; j < X; j++) totals[i][j] = fma(weights, rows[j], totals[i][j]);
-        }
-    }
-    if (at < p.k) {
-        for (int i = 0; i < W; i++) {
-            const V16 weights = load_part(w[i] + at, p.k - at);
-            for (int j = 0; j < X; j++) totals[i][j] = fma(weights, load_part(x[j] + at, p.k - at), totals[i][j]);
-        }
-    }
-    for (int i = 0; i < W; i++)
-        for (int j = 0; j < X; j++) p.result[(x0 + j) * p.result_stride + w0 + i] = sum_of(totals[i][j]);
+        unrolled<X>(EDGESPEC_EACH(j) { rows[j] = load(x + j * p.activation_stride + at); });
+        unrolled<W>(EDGESPEC_EACH(i) {
+            const V16 weights = load(w + i * p.weight_stride + at);
+            unrolled<X>(EDGESPEC_EACH(j) { totals[i * X + j] = fma(weights, rows[j], totals[i * X + j]); });
+        });
+    };
+    int64_t at = 0;
+    for (; at + WIDTH <= p.k; at += WIDTH) add(V16::load, at);
+    if (at < p.k) add([&](const float * from) { return load_part(from, p.k - at); }, at);
+    unrolled<W * X>(EDGESPEC_EACH(n) { p.result[(x0 + n % X) * p.result_stride + w0 + n / X] = sum_of(totals[n]); });
 }
 
 template <int W> inline void multiply_columns(const FloatProduct & p, int64_t w0) {

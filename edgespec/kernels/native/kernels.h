@@ -14,6 +14,7 @@
 
 #include "activations.h"
 #include "types.h"
+#include "unrolled.h"
 
 namespace edgespec {
 
@@ -292,30 +293,30 @@ inline void multiply_small(const Work & work, const Activations & a, int64_t fir
 template <class I, class T, int W, int R>
 inline void multiply_floats(const Work & work, const Activations & a, int64_t first, int64_t row0) {
     Strips<I, T, W> s(work, first);
-    typename I::Floats even[R][W], odd[R][W];
+    typename I::Floats even[R * W], odd[R * W];
     const float * x = a.floats + row0 * work.k;
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) EACH(w) even[r][w] = odd[r][w] = I::zeros();
+    unrolled<R * W>(EDGESPEC_EACH(n) { even[n] = odd[n] = I::zeros(); });
     const uint8_t * from[W];
-    EACH(w) from[w] = s.steps[w] - s.part[w] * I::BYTES + s.part[w] * I::LANES * 2;
-    auto add = [&](int64_t i, auto & totals) {
+    unrolled<W>(EDGESPEC_EACH(w) { from[w] = s.steps[w] - s.part[w] * I::BYTES + s.part[w] * I::LANES * 2; });
+    const auto add = [&](int64_t i, auto & totals) EDGESPEC_ALWAYS {
         typename I::Floats weights[W];
-        EACH(w) {
+        unrolled<W>(EDGESPEC_EACH(w) {
             if constexpr (T::ID == F16::ID) weights[w] = I::halves(from[w] + i * PANEL * 2);
             else weights[w] = I::upper_halves(from[w] + i * PANEL * 2);
-        }
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r++) EACH(w) totals[r][w] = I::plus_product(weights[w], I::same(x[r * work.k + i]), totals[r][w]);
+        });
+        unrolled<R>(EDGESPEC_EACH(r) {
+            const auto row = I::same(x[r * work.k + i]);
+            unrolled<W>(EDGESPEC_EACH(w) { totals[r * W + w] = I::plus_product(weights[w], row, totals[r * W + w]); });
+        });
     };
     int64_t i = 0;
     for (; i + 1 < work.k; i += 2) {
-        EACH(w) I::prefetch(from[w] + i * PANEL * 2 + s.ahead);
+        unrolled<W>(EDGESPEC_EACH(w) { I::prefetch(from[w] + i * PANEL * 2 + s.ahead); });
         add(i, even), add(i + 1, odd);
     }
     if (i < work.k) add(i, even);
     alignas(64) float totals[R * W * I::LANES];
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) EACH(w) I::store(totals + (r * W + w) * I::LANES, I::add(even[r][w], odd[r][w]));
+    unrolled<R * W>(EDGESPEC_EACH(n) { I::store(totals + n * I::LANES, I::add(even[n], odd[n])); });
     write_rows<I, W>(work, totals, first, row0, R);
 }
 

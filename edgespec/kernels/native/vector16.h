@@ -1,6 +1,7 @@
 // Sixteen floats, and the operations on them that attention and F32 products need. Each is the same IEEE operation on every
 // processor, so what is computed with them is the same in every bit.
 #pragma once
+#include "unrolled.h"
 #include <cstdint>
 
 #if defined(__AVX512F__)
@@ -17,7 +18,8 @@ namespace {
 #if defined(__AVX512F__)
 struct V16 {
     __m512 v;
-    static constexpr int GROUP = 8;  // that fit into registers together with what they are computed from
+    static constexpr int GROUP = 8;     // sums that fit into registers with what they are made of
+    static constexpr int TOGETHER = 2;  // such groups, which share one of their factors
     static V16 load(const float * p) { return {_mm512_loadu_ps(p)}; }
     static V16 of(float x) { return {_mm512_set1_ps(x)}; }
     static V16 halves(const uint16_t * p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) p))}; }
@@ -45,7 +47,7 @@ inline V16 scale_by_power(V16 a, V16 power) {
 #elif defined(__AVX2__)
 struct V16 {
     __m256 a, b;
-    static constexpr int GROUP = 4;
+    static constexpr int GROUP = 4, TOGETHER = 1;
     static V16 load(const float * p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
     static V16 of(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
     static V16 halves(const uint16_t * p) {
@@ -80,7 +82,7 @@ inline V16 scale_by_power(V16 a, V16 power) { return {scale_by_power(a.a, power.
 #elif defined(__ARM_NEON)
 struct V16 {
     float32x4_t v[4];
-    static constexpr int GROUP = 4;
+    static constexpr int GROUP = 4, TOGETHER = 1;
     static V16 load(const float * p) { return {{vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}}; }
     static V16 of(float x) { return {{vdupq_n_f32(x), vdupq_n_f32(x), vdupq_n_f32(x), vdupq_n_f32(x)}}; }
     static V16 halves(const uint16_t * p) {
@@ -150,7 +152,7 @@ inline void transpose(const float * from, int64_t from_stride, float * to, int64
 #endif
 
 // e to the power of x, to about one unit in the last place; 0 where x < -86. x must be below 88.
-inline V16 exponential(V16 x) {
+inline EDGESPEC_ALWAYS V16 exponential(V16 x) {
     const V16 low = V16::of(-86.0f), magic = V16::of(12582912.0f);  // rounds to an integer, in the lowest bits
     const V16 bounded = max(x, low), n = fma(bounded, V16::of(1.44269504f), magic), whole = sub(n, magic);
     const V16 r = fma(whole, V16::of(1.43241613e-6f), fma(whole, V16::of(-0.693148613f), bounded));

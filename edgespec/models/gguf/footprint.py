@@ -19,7 +19,7 @@ _HALF, _FLOAT = 2, 4  # bytes of an element of the mask, and of an activation
 CACHE_TYPES = {"f16": 2.0, "q8_0": 34 / 32}
 """Types of cached keys and values, and bytes of an element."""
 CACHE_BLOCK = 32  # elements of a head that a quantized type stores together
-_SCORES = 16 * 4  # bytes of a cell's scores for as many queries as are taken at once
+_SCORES = 64 * 4  # bytes of a cell's scores for as many queries as are taken at once, at most
 _THREAD_BYTES = 1 << 20  # for kernels' scratch memory and the stack, for each thread
 _TOKEN_BYTES, _MERGE_BYTES = 160, 150  # for an entry in llama.cpp's vocabulary, and for a merge
 
