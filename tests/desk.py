@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import pty
 import re
 import select
 import signal
 import struct
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Sequence
 
@@ -22,6 +19,11 @@ import pytest
 
 from edgespec.engine.sessions.file import sessions_folder
 from tests.waiting import PATIENCE_S
+
+if sys.platform != "win32":
+    import fcntl
+    import pty
+    import termios
 
 STORY = "Write a story of five hundred words about a lighthouse."
 _BETWEEN_WORDS = r"(?:\s|\x1b\[[0-?]*[@-~])+"  # spaces, ends of lines, and what steers the terminal
@@ -43,6 +45,8 @@ class Desk:
     def __init__(
         self, *arguments: str, columns: int = 100, lines: int = 24, program: Sequence[str] = EDGESPEC
     ) -> None:
+        if sys.platform == "win32":
+            pytest.skip("opens a terminal of POSIX")
         self._ours, theirs = pty.openpty()
         self._screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self._screen)

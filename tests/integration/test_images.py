@@ -38,6 +38,7 @@ from edgespec.llama.runtime.model import Model
 from edgespec.models.gguf.header import read_header
 from edgespec.processes.trial import Verdict, attempt_in_child
 from tests.least_memory import load_in_least_memory, weights_of
+from tests.links import put
 from tests.program import run_here
 from tests.tiers import slow_except
 from tests.tiny_heads import tiny_head
@@ -675,7 +676,7 @@ def test_a_model_without_a_projector_says_so(
     seeing: Path, family: str, tmp_path: Path, smol_path: Path
 ) -> None:
     blind = tmp_path / "blind.gguf"
-    blind.symlink_to(seeing)
+    put(seeing, blind)
     with opened(blind, "none") as engine:
         assert not engine.sees_images
         assert "has no projector beside it" in refused(engine, asked(PICTURE))
@@ -751,7 +752,7 @@ def test_plans_say_that_a_model_sees(seeing: Path, family: str, tmp_path: Path) 
     assert reserved["image_bytes"] == told["reading_bytes"]
     assert reserved["memory"]["reading of an image"] == told["reading_bytes"]
     blind = tmp_path / "blind.gguf"
-    blind.symlink_to(seeing)
+    put(seeing, blind)
     done = run_here("plan", str(blind), "--draft", "none", "--context", "512", "--json")
     assert json.loads(done.stdout)["projector"] is None
 
@@ -813,7 +814,7 @@ def test_an_image_that_the_memory_has_no_room_for_names_a_size_that_suffices(
 
 def test_a_projector_of_another_model_is_doubted(short_path: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
-    model.symlink_to(short_path)
+    put(short_path, model)
     projector = write_projector(tmp_path / "mmproj-model.gguf", "idefics3", of_model="LLaVA\n1.5")
     doubt = "mmproj-model.gguf names LLaVA 1.5 as its model, and model.gguf is another"
     metadata = read_header(model).metadata

@@ -32,6 +32,7 @@ from edgespec.planning.report.model_report import plan_for
 from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key, machine_identity
 from tests.fuzz.headers import small_model
 from tests.hub_server import HubServer
+from tests.links import put
 from tests.program import run_captured as run
 from tests.tiny_images import write_projector
 
@@ -218,7 +219,7 @@ def test_a_plan_is_the_same_however_the_drafter_is_named(
     )
     PairRegistry().add(known)
     link = tmp_path / "link.gguf"
-    link.symlink_to(smol_path)
+    put(smol_path, link)
     monkeypatch.chdir(smol_path.parent)
     store = ProfileStore()
     for tensor in (*read_header(target).tensors, *read_header(smol_path).tensors):
@@ -368,7 +369,7 @@ def test_a_smaller_model_in_the_same_folder_is_named_as_a_drafter(
     target, small = folder / "target.gguf", folder / "small.gguf"
     widen(q4_drafter_path, target, 4 * q4_drafter_path.stat().st_size)
     shutil.copy(q4_drafter_path, small)
-    (folder / "other-vocabulary.gguf").symlink_to(gemma_path)
+    put(gemma_path, folder / "other-vocabulary.gguf")
     (folder / "damaged.gguf").write_bytes(b"GGUF and no more")
     code, out, _ = run(capsys, "models", "show", str(target), "--json")
     assert code == 0

@@ -23,6 +23,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import EdgeSpecError
 from edgespec.llama.projector import NoImageLibrary, load_library
 from edgespec.processes.trial import Verdict, attempt_in_child
+from tests.links import put
 from tests.serving import CHAT, RESPONSE, Running, serving
 from tests.tiny_images import ROWS, png, png_of, write_seeing
 from tests.waiting import PATIENCE_S, wait_until
@@ -413,7 +414,7 @@ def test_models_say_whether_they_see(server: Running, seeing: Path, tmp_path: Pa
 
     assert told(server) == (True, ["text", "image"])
     blind = tmp_path / "blind.gguf"
-    blind.symlink_to(seeing)
+    put(seeing, blind)
     with serving(lambda: opened(blind), max_tokens=4) as running:
         assert told(running) == (False, ["text"])
         content = [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]
