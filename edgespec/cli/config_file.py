@@ -99,7 +99,10 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(data.decode())
     except ValueError as error:
-        raise UsageError(f"{path} is not valid TOML: {error}.", "Correct it, or move it away.") from error
+        hint = r" Paths with \ belong in single quotes." if b"\\" in data else ""
+        raise UsageError(
+            f"{path} is not valid TOML: {error}.", f"Correct it, or move it away.{hint}"
+        ) from error
 
 
 _PREFIX = "EDGESPEC_"

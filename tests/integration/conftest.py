@@ -15,7 +15,8 @@ from edgespec.files.small_json import save_json
 from edgespec.files.user_folders import cache_folder
 
 # Row rules, and what contexts allocate: both depend on the model's header, the build and the processor only.
-FINDINGS = {"rows": ("*.json",), "allocations": ("*.json",)}
+# Verdicts about files are shared by a link, where any user can make one.
+FINDINGS = {"rows": ("*.json",), "allocations": ("*.json",), "vetted": ("*.json",)}
 # How long passes, draft steps and products take. What answers teach is a test's own.
 MEASURED = (
     "pass-*.json",

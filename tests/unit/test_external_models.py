@@ -102,7 +102,7 @@ def test_lm_studio(home: Path) -> None:
 def test_the_folder_in_lm_studios_settings(settings: str, home: Path) -> None:
     there = gguf(home / "disk" / "org" / "Repo" / "a-Q4_0.gguf")
     (home / ".lmstudio").mkdir()
-    (home / ".lmstudio" / "settings.json").write_text(settings.replace("FOLDER", str(home / "disk")))
+    (home / ".lmstudio" / "settings.json").write_text(settings.replace("FOLDER", (home / "disk").as_posix()))
     assert [model.path for model in external_models()] == ([there] if "FOLDER" in settings else [])
 
 
@@ -192,7 +192,7 @@ def test_a_folder_in_the_configuration_file(
     monkeypatch.setenv("EDGESPEC_CONFIG", str(file))
     monkeypatch.setenv("EDGESPEC_MODELS_FOLDER", "")  # so that it is put back after this test
     monkeypatch.delenv("EDGESPEC_MODELS_FOLDER")
-    file.write_text(f"models_folder = {value}\n".replace("MODELS", str(home / "models")))
+    file.write_text(f"models_folder = {value}\n".replace("MODELS", (home / "models").as_posix()))
     assert main(["list"]) == 0
     assert any(line.split()[0] == "mine" for line in capsys.readouterr().out.splitlines())
     assert main(["config"]) == 0
