@@ -144,11 +144,9 @@ def unpack_python(downloads: Path) -> None:
 
 
 def libraries() -> None:
-    """Install the wheels of llama.cpp's libraries and bindings from dist, if they are other ones."""
-    wheels = [
-        *(ROOT / "dist").glob("edgespec_llama-*-win_amd64.whl"),
-        *(ROOT / "dist").glob("llama_cpp_python-*.whl"),
-    ]
+    """Install the wheels from dist, if they are other ones: EdgeSpec's for what is written about it alone."""
+    names = ("edgespec-*", "edgespec_llama-*-win_amd64", "llama_cpp_python-*")
+    wheels = [wheel for name in names for wheel in (ROOT / "dist").glob(f"{name}.whl")]
     mark, state = FOLDER / "wheels.txt", "\n".join(f"{w.name} {w.stat().st_mtime_ns}" for w in wheels)
     if wheels and not (mark.exists() and mark.read_text("utf-8") == state):
         install("--no-deps", *map(str, wheels))
