@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from dataclasses import replace
@@ -116,6 +117,9 @@ def test_packed_layers_stay_where_they_belong(files: ModelFiles, tmp_path: Path)
     assert PackFolders((fast,)).keeps(whole, ())
 
 
+NO_FOLDER = errno.ENOENT if sys.platform == "win32" else errno.ENOTDIR
+
+
 def test_folders_that_cannot_hold_a_part_are_said(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
@@ -127,7 +131,7 @@ def test_folders_that_cannot_hold_a_part_are_said(tmp_path: Path) -> None:
     notes.clear()
     assert folders.usable(notes) == (good,)
     assert notes == [
-        f"'{file}' cannot hold packed layers: Not a directory.",
+        f"'{file}' cannot hold packed layers: {os.strerror(NO_FOLDER)}.",
         f"'{missing}' cannot hold packed layers: No such file or directory.",
         f"'{same}' is on the same disk as '{good}', so no layers are packed there.",
     ]
