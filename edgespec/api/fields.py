@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -17,6 +18,8 @@ _MAX_NAMED = 8
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 # Values by which clients ask for nothing, or for what is done anyway.
 _PLAIN: tuple[Any, ...] = (False, 0, "", [], {}, ["text"], "medium")
+# msgspec describes a type when it is first used, and crashes if another thread uses it meanwhile.
+_describing = threading.Lock()
 
 _Type = TypeVar("_Type")
 _FieldsT = TypeVar("_FieldsT", bound="Fields")
@@ -69,7 +72,8 @@ def converted(value: object, kind: type[_Type], at: str = "") -> _Type:
         at: the name of the value in messages; empty for the body of a request.
     """
     try:
-        return msgspec.convert(value, kind, str_keys=True)
+        with _describing:
+            return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise _refusal(str(error), value, kind, at) from None
 

@@ -39,6 +39,9 @@ class AskedModel(msgspec.Struct):
         return given if isinstance(given, str) else ""
 
 
+_AS_ASKED = msgspec.json.Decoder(AskedModel)  # made here, as the first use of a type is not safe in threads
+
+
 def asked_model(content: bytes | bytearray, limits: Limits) -> AskedModel:
     """Read a body as far as it says where a request goes; called in a thread.
 
@@ -46,7 +49,7 @@ def asked_model(content: bytes | bytearray, limits: Limits) -> AskedModel:
         Refusal: it is not JSON, or exceeds a limit.
     """
     try:
-        return msgspec.json.decode(content, type=AskedModel) if content else AskedModel()
+        return _AS_ASKED.decode(content) if content else AskedModel()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         # Applications take more than this reader does, such as halves of characters.
         body = parse(content, values=2 * limits.values, depth=limits.depth)
