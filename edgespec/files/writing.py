@@ -128,7 +128,10 @@ def unwritable(path: object, error: OSError, hint: str = "") -> OutputError:
         )
     if isinstance(error, FileNotFoundError) and isinstance(path, Path) and not path.parent.exists():
         return OutputError(f"{path} cannot be written: there is no folder {path.parent}.", "Create it first.")
-    return OutputError(f"{path} cannot be written: {error.strerror or error}.", remedy(error, hint))
+    reason = error.strerror or error
+    if isinstance(error, PermissionError) and os.path.isdir(str(path)):  # noqa: PTH112 (the other may raise)
+        reason = os.strerror(errno.EISDIR)  # which Windows does not say
+    return OutputError(f"{path} cannot be written: {reason}.", remedy(error, hint))
 
 
 def remedy(error: OSError, otherwise: str) -> str:

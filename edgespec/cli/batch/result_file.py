@@ -6,7 +6,7 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,10 +66,10 @@ class ResultFile:
         return self
 
     def __exit__(self, fault: object, *_: object) -> None:
-        if fault and self._is_new and self._regular and not self._path.stat().st_size:
-            with suppress(OSError):  # Windows
+        with self._open:
+            self._file.close()  # Windows removes no open file
+            if fault and self._is_new and self._regular and not self._path.stat().st_size:
                 self._path.unlink()  # nothing could be answered
-        self._open.close()
 
     def record(self, record: dict[str, Any], key: Key, *, in_order: bool) -> None:
         """Append a result, unless it repeats an error, or is an error for a line that has an answer.

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import platformdirs
 
 from edgespec.files.state import size_of
 from edgespec.files.user_folders import data_folder, expanded
@@ -178,11 +179,9 @@ def _llama_cpp_folder() -> Path:
     named = os.environ.get("LLAMA_CACHE")
     if named:
         return expanded(named)
-    if sys.platform == "darwin":
-        return expanded("~") / "Library" / "Caches" / "llama.cpp"
-    if sys.platform == "win32":
-        return expanded(os.environ.get("LOCALAPPDATA") or "~") / "llama.cpp"
-    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "llama.cpp"
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        return platformdirs.user_cache_path("llama.cpp", False, opinion=False)
+    return expanded("~/.cache/llama.cpp")
 
 
 def _by_repository(folder: Path, source: str) -> Iterator[ExternalModel]:
