@@ -157,6 +157,7 @@ def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
         assert program.wait(PATIENCE_S) == 1
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import re
-import signal
 import subprocess
 import urllib.error
 import urllib.request
@@ -42,7 +41,7 @@ def server(*arguments: str, program: Sequence[str] = EDGESPEC) -> Iterator[str]:
         try:
             yield match[1]
         finally:
-            process.send_signal(signal.SIGINT)
+            process.terminate()
             try:
                 process.wait(PATIENCE_S)
             finally:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -215,6 +216,7 @@ def test_loading_again_is_tried_until_it_works(tmp_path: Path, q4_drafter_path: 
         assert server.text() == expected
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_a_client_that_leaves_while_it_sends_is_no_news(smol_path: Path) -> None:
     with started(smol_path, "--context", "256", "--draft", "none") as (server, program):
         for cut in (1, 400_000):
@@ -233,6 +235,7 @@ def test_a_client_that_leaves_while_it_sends_is_no_news(smol_path: Path) -> None
         assert end_of(program) == (0, "")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize(
     ("numbers", "code"),
     [
@@ -270,6 +273,7 @@ def is_open(server: Running) -> bool:
     return False
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_after_sigterm_answers_in_progress_are_completed(smol_path: Path) -> None:
     with started(smol_path, "--context", "512", "--draft", "none", "--parallel", "1") as (server, program):
         with server.connect() as stream, server.connect() as waiting, server.connect() as late:
@@ -291,6 +295,7 @@ def test_after_sigterm_answers_in_progress_are_completed(smol_path: Path) -> Non
         assert end_of(program) == (0, "")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_a_model_without_a_template_completes_texts(tmp_path: Path, smol_path: Path) -> None:
     model = write_tiny(tmp_path / "plain.gguf", "llama", smol_path)
     with started(model, "--context", "256", "--draft", "none") as (server, program):

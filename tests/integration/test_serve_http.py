@@ -7,6 +7,7 @@ import io
 import json
 import re
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -110,6 +111,7 @@ def test_an_unclear_length_is_refused(server: Running, fields: list[str], body: 
 MALFORMED = [b"zz\r\n" + BODY, b"5\r\nabcdefgh\r\n0\r\n\r\n", b"-5\r\nabcde\r\n0\r\n\r\n"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_a_malformed_body_is_one_line_in_the_log(model: Path, tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
     with started(model, "--context", "256", "--draft", "none", "--log", log) as (server, program):
