@@ -23,11 +23,12 @@ def test_flags_then_environment_then_file(
     file: Path, engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file.write_text(
-        'memory = "1GiB"\ntop_k = 3\ntop-p = 0.5\nmin_p = 0.1\nstop = ["X"]\n[generate]\nmin-p = 0.2\n'
+        'memory = "1GiB"\ndevice = ["A", "B"]\n'
+        'top_k = 3\ntop-p = 0.5\nmin_p = 0.1\nstop = ["X"]\n[generate]\nmin-p = 0.2\n'
     )
     monkeypatch.setenv("EDGESPEC_TOP_P", "0.25")
     assert main(["generate", "-p", "Hi", "--memory", "2GiB"]) == 0
-    assert engine.loaded_with["memory"] == 2 << 30
+    assert (engine.loaded_with["memory"], engine.loaded_with["device"]) == (2 << 30, ["A", "B"])
     assert engine.asked[0][1] == GenerationConfig(top_k=3, top_p=0.25, min_p=0.2, stop=("X",))
 
 

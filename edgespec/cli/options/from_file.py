@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from edgespec.base.option import Texts
 from edgespec.cli.config_file import config_path
 from edgespec.config import OPTIONS
 from edgespec.errors import ContradictionError, UsageError, did_you_mean
@@ -49,11 +50,13 @@ def checked_values(command: Any, given: dict[str, Any], file: Path, table: str =
 
 
 def _checked(command: Any, parameter: Any, key: str, value: Any, file: Path) -> Any:
+    declared = OPTIONS.get(parameter.name)
+    strings = isinstance(value, list) and all(isinstance(each, str) for each in value)
     if parameter.multiple:
-        wanted = "a list of strings"
-        fits = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        wanted, fits = "a list of strings", strings
     else:
-        declared = OPTIONS.get(parameter.name)
+        if strings and declared and isinstance(declared.values, Texts):
+            value = ",".join(value)
         wanted = declared.values.wanted if declared else _KINDS[parameter.type_descriptor.annotation]
         other = list | dict if wanted == _KINDS[bool] else list | dict | bool
         fits = not isinstance(value, other)
