@@ -415,6 +415,10 @@ def test_wrong_sizes(text: str) -> None:
         ("generate -p Hi --memory 12", "--memory must have a unit: 12GiB, 12MiB or, for bytes, 12B."),
         ("generat", "No such command 'generat'. Did you mean 'generate'?\nSee 'edgespec --help'."),
         ("models remov x", "No such command 'remov'.\nSee 'edgespec models --help'."),
+        (
+            "serve --port 0 --alias a=b",
+            "--alias a=b names a model, and only one is served.\nWrite --alias a.",
+        ),
         ("chat --memory 12", "--memory must have a unit: 12GiB, 12MiB or, for bytes, 12B."),
     ],
 )

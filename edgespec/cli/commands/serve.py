@@ -202,6 +202,9 @@ def serve(
         found = find_models(named) if allow_pull or len(named) != 1 else []
         if len(found) <= 1 and not allow_pull:
             aliases = tuple(dict.fromkeys(alias or ()))
+            if paired := next((one for one in aliases if "=" in one), None):
+                hint = f"Write --alias {paired.partition('=')[0]}."
+                raise UsageError(f"--alias {paired} names a model, and only one is served.", hint)
             with told_to_wait(listeners):
                 handler = options.handler(loading, name, aliases)
             app = Application(handler, api_key=api_key, hosts=hosts, cors=cors)
