@@ -24,6 +24,7 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.external import external_model_at
 from edgespec.models.hub.projectors import is_projector, projectors_around
 from edgespec.models.hub.registry import DrafterPair, PairRegistry, drafters_folder
+from edgespec.models.hub.repository import Hub
 from edgespec.offload.packing.index import packs_folder, parts_of
 
 
@@ -46,6 +47,7 @@ class Removal:
     """The files that removing a model would free."""
 
     files: list[Removable] = field(default_factory=list)
+    repository: Path | None = None  # the folder in the Hub's cache that the model is in
     kept: list[str] = field(default_factory=list)  # sentences about what stays, and why
     # those of which the model is the target or the drafter; they are forgotten
     pairs: list[DrafterPair] = field(default_factory=list)
@@ -76,8 +78,8 @@ class Removal:
                     f"{file.path} cannot be removed: {error.strerror}. {freed:,} bytes were freed before.",
                     "Check its permissions.",
                 ) from error
-        for file in self.files:
-            _remove_empty(file.path.parent)
+        if self.repository is not None:
+            _remove_empty(self.repository)
         PairRegistry().forget_all(self.pairs)
         return freed
 
@@ -106,12 +108,13 @@ def plan_removal(path: Path) -> Removal:
     if there is not None:
         remedy = f" To remove it: ollama rm {there.name}" if there.source == "ollama" else ""
         removal.kept.append(f"{path} is in {there.place} and stays.{remedy}")
-    elif "snapshots" in path.parts and any(part.startswith("models--") for part in path.parts):
+    elif (repository := _repository(path)) is not None:
+        removal.repository = repository
         for part in parts:
-            _add_cached(removal, part)
+            _add_cached(removal, repository, part)
         for projector in projectors_around(path):
             if not _serves_another(projector, parts):
-                _add_cached(removal, projector, "projector")
+                _add_cached(removal, repository, projector, "projector")
     elif drafters_folder() in path.parents:
         removal.files.append(Removable(path, "drafter", path.stat().st_size))
     elif "site-packages" in path.parts or "dist-packages" in path.parts:
@@ -131,10 +134,17 @@ def _serves_another(projector: Path, parts: Sequence[Path]) -> bool:
     return any(not is_projector(path.name) for path in others)
 
 
-def _add_cached(removal: Removal, path: Path, kind: str = "model") -> None:
+def _repository(path: Path) -> Path | None:
+    """The folder of the repository in the Hub's cache that a file is in a snapshot of."""
+    cache = Hub.without_token().cache.resolve()
+    inside = (folder.parent for folder in path.parents if folder.name == "snapshots")
+    own = (folder for folder in inside if folder.name.startswith("models--"))
+    return next((folder for folder in own if folder.parent.resolve() == cache), None)
+
+
+def _add_cached(removal: Removal, repository: Path, path: Path, kind: str = "model") -> None:
     """The links of all revisions to the same blob, and the blob."""
     blob = path.resolve()
-    repository = next(parent for parent in path.parents if parent.name.startswith("models--"))
     linked = [link for link in (repository / "snapshots").rglob("*.gguf") if link.resolve() == blob]
     for link in linked:
         alone = link.is_symlink()
@@ -205,17 +215,16 @@ def _header(path: Path) -> GGUFHeader | None:
         return None  # damaged files can be removed too
 
 
-def _remove_empty(folder: Path) -> None:
-    """Remove empty folders of the Hub's cache."""
-    while "models--" in str(folder) and folder.is_dir():
-        rest = list(folder.iterdir())
-        if folder.name.startswith("models--"):
-            # References, and the list of missing files, go with the last blob.
-            if not any(path.is_file() for path in (folder / "blobs").rglob("*")):
-                import shutil
+def _remove_empty(repository: Path) -> None:
+    """Remove the empty folders of a repository, and all of it if it has no files any more."""
+    kept = (repository / name for name in ("blobs", "snapshots"))  # without links, blobs are in snapshots
+    if not any(path.is_file() for folder in kept for path in folder.rglob("*")):
+        import shutil
 
-                shutil.rmtree(folder, ignore_errors=True)
-            return
-        if not rest:
+        # References, and the list of missing files, go with the last file.
+        shutil.rmtree(repository, ignore_errors=True)
+        return
+    folders = [path for path in (repository / "snapshots").rglob("*") if path.is_dir()]
+    for folder in sorted(folders, reverse=True):  # the inner ones first
+        with contextlib.suppress(OSError):
             folder.rmdir()
-        folder = folder.parent

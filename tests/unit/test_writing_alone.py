@@ -116,6 +116,7 @@ def test_a_removed_model_leaves_what_is_under_way(
     partial = blob.with_name("c" * 64 + ".edgespec.incomplete")
     partial.write_bytes(b"part of m-Q8_0.gguf")
     stem = read_header(model).fingerprint[:16]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("edgespec.cli.removal.cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr("edgespec.offload.packing.index.cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr("edgespec.cli.removal.drafters_folder", lambda: tmp_path / "drafters")
@@ -165,3 +166,34 @@ def test_one_dangling_link_hides_no_session(tmp_path: Path, monkeypatch: pytest.
     assert [session.name for session in saved_sessions()] == ["trip"]
     with pytest.raises(SessionError, match="is not a saved session"):
         read_conversation(tmp_path / "damaged.json")
+
+
+@pytest.mark.parametrize("cache", ["hub", "models--hub"])
+def test_where_there_are_no_links_other_models_of_a_repository_stay(
+    cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / cache))
+    repository = tmp_path / cache / "models--org--repo"
+    old, new = (repository / "snapshots" / (digit * 40) for digit in "ab")
+    models = [old / "deep" / "m-Q4_K_M.gguf", new / "m-Q8_0.gguf"]
+    (repository / "blobs").mkdir(parents=True)
+    for path in models:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"a damaged model")
+    assert plan_removal(models[0]).carry_out() == models[1].stat().st_size
+    assert models[1].exists()
+    assert not old.exists()
+    plan_removal(models[1]).carry_out()
+    assert not repository.exists()
+    assert (tmp_path / cache).exists()
+
+
+def test_a_model_in_a_copy_of_the_hubs_cache_is_its_owners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    path = tmp_path / "backup" / "models--org--repo" / "snapshots" / ("a" * 40) / "m.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"a damaged model")
+    removal = plan_removal(path)
+    assert (removal.files, removal.kept) == ([], [f"{path} is your own file and stays."])
