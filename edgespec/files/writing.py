@@ -158,6 +158,7 @@ def atomic_large_write(path: Path, partial: Path) -> Iterator[IO[bytes]]:
         try:
             yield file
             file.flush()
+            os.fsync(file.fileno())
             replace(partial, followed(path))
         finally:
             with suppress(OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +16,7 @@ from edgespec.cli.removal import plan_removal
 from edgespec.engine.sessions.file import Conversation, SessionFile, read_conversation, saved_sessions
 from edgespec.engine.sessions.session import Session
 from edgespec.errors import OutputError, SessionError
+from edgespec.files import writing
 from edgespec.files.writing import atomic_large_write, atomic_write, is_locked, open_locked, writing_to
 from edgespec.models.gguf.header import read_header
 from tests.links import needs_links
@@ -45,6 +47,35 @@ def test_a_second_run_does_not_write_the_same_results(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [link, path], "no lock is left"
     with ResultFile(str(path)) as file:
         assert len(file.done) == 2
+
+
+def test_results_without_an_id_stay_when_others_are_brought_into_order(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    own = [{**result(0), "id": None, "text": text} for text in ("first", "second")]
+    path.write_text("".join(json.dumps(one) + "\n" for one in own))
+    keys = [(number, 0) for number in (1, 2)]
+    with ResultFile(str(path)) as file:
+        for number in (2, 1):
+            file.record(result(number), (number, 0), in_order=number == 2)
+        file.tidy(keys, ordered=True)
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert found == [*own, result(1), result(2)]
+
+
+def test_what_took_long_to_make_is_on_the_disk_before_it_replaces_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = []
+    sync, move = os.fsync, writing.replace
+    monkeypatch.setattr("os.fsync", lambda file: [steps.append("fsync"), sync(file)])
+    monkeypatch.setattr(writing, "replace", lambda old, new: [steps.append("replace"), move(old, new)])
+    path = tmp_path / "out.jsonl"
+    path.write_text("".join(json.dumps(result(number)) + "\n" for number in (2, 1)))
+    with ResultFile(str(path)) as file:
+        file.tidy([(1, 0), (2, 0)], ordered=True)
+    with atomic_large_write(tmp_path / "drafter.gguf", tmp_path / "drafter.gguf.partial") as large:
+        large.write(b"hours of training")
+    assert steps == 2 * ["fsync", "replace"]
 
 
 def test_results_may_go_where_no_lock_can_be(tmp_path: Path) -> None:

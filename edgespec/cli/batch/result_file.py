@@ -108,14 +108,17 @@ class ResultFile:
         if not self._regular or not (self._superseded or outdated or (ordered and self._maybe_unordered)):
             return
         self._file.close()
-        places = {result.key: at for at, result in self._earlier_results() if result.key is not None}
+        # Results without an id have keys of their own: none replaces another.
+        places: dict[Key | int, int] = {
+            at if result.key is None else result.key: at for at, result in self._earlier_results()
+        }
         present = sorted(places, key=lambda key: places[key])
         kept = [key for key in present if key not in outdated]
         if ordered:
             kept = [key for key in kept if key not in known] + [key for key in known if key in places]
         if kept == present and not self._superseded:
             return
-        with writing_to(self._path), atomic_write(self._path, durable=False) as new:
+        with writing_to(self._path), atomic_write(self._path) as new:
             with self._path.open("rb") as old:  # Windows refuses to replace an open file
                 for key in kept:
                     old.seek(places[key])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -135,6 +136,8 @@ class _Transfer:
                 self._start_over(out)
             self._receive(out)
             found = self._checksum(out)
+            out.flush()
+            os.fsync(out.fileno())  # a blob is trusted if it exists
         if found != self._file.digest:
             self._partial.unlink(missing_ok=True)
             raise HubError(
