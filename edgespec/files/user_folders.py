@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -36,7 +37,8 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         from urllib.parse import urlsplit
         from urllib.request import url2pathname
 
-        path = url2pathname(urlsplit(os.fspath(path)).path)
+        with suppress(ValueError):  # it is no address
+            path = url2pathname(urlsplit(os.fspath(path)).path)
     return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises RuntimeError)
 
 

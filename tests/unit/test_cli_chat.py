@@ -126,6 +126,34 @@ def test_a_path_is_no_command(typed: Any, engine: TalkingEngine) -> None:
     assert engine.asked[0][0] == "/etc/passwd holds what?"
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "what is @" + 300 * "a",
+        "@file://[x",
+        "@a\0b",
+        "/export " + 300 * "a",
+        "/load " + 300 * "a" + ".json",
+        "/export /",
+    ],
+)
+def test_a_name_that_no_file_can_have_ends_no_chat(message: str, typed: Any) -> None:
+    out, _, session = typed("Hi", message, "Again")
+    assert out[0] == out[-1] == ANSWER
+    assert session.messages[0]["content"] == "Hi"
+    assert session.messages[-2]["content"] == "Again"
+
+
+def test_an_error_of_the_system_ends_no_chat(typed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(_name: str) -> None:
+        raise OSError(5, "Input/output error", "notes.md")
+
+    monkeypatch.setattr("edgespec.cli.conversation.slash.read_attachment", unreadable)
+    out, err, _ = typed("Hi", "/file notes.md", "Again")
+    assert out == [ANSWER, ANSWER]
+    assert err == ["[Errno 5] Input/output error: 'notes.md'"]
+
+
 def test_retry_replaces_the_answer(typed: Any, engine: TalkingEngine) -> None:
     out, err, session = typed("Hi", "/retry")
     assert out == [ANSWER, ANSWER]

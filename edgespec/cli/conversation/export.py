@@ -48,7 +48,7 @@ def _as_request(message: Mapping[str, Any]) -> Mapping[str, Any]:
 def export_path(name: str) -> Path:
     """The file of that name; one without an ending becomes Markdown."""
     path = expanded(name)
-    return path if path.suffix else path.with_name(path.name + ".md")
+    return path if path.suffix else Path(f"{path}.md")
 
 
 def export(path: Path, transcript: Transcript) -> None:

@@ -88,7 +88,9 @@ class InteractiveChat:
         except LOST as error:
             self.chat.terminal.warn(str(error))
             self._load_again()
-        except EdgeSpecError as error:
+        except BrokenPipeError:
+            raise
+        except (EdgeSpecError, OSError) as error:
             self.chat.terminal.warn(str(error))
         except KeyboardInterrupt:
             self.chat.terminal.note("Stopped.")

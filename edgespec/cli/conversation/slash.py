@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -270,7 +271,7 @@ class SlashCommands:
         if not self._session.messages:
             self._chat.say("Nothing to save yet. Ask something first.")
             return
-        if path.exists() and not self._chat.confirm(f"{path.stem} exists. Overwrite it?"):
+        if os.path.exists(path) and not self._chat.confirm(f"{path.stem} exists. Overwrite it?"):  # noqa: PTH110
             return
         self._session.save_to(rest, overwrite=True)
         self._chat.say(_saved(path))
@@ -281,7 +282,7 @@ class SlashCommands:
         if not rest:
             raise UsageError("/load needs a name.", "/sessions lists them.")
         path = session_path(rest)
-        if not path.exists():
+        if not os.path.exists(path):  # noqa: PTH110 (it never raises)
             hint = did_you_mean(rest, [s.name for s in saved_sessions()], "/sessions lists them.")
             raise SessionError(f"There is no session '{rest}'.", hint)
         if self._session.file is not None and self._session.file.path == path:
@@ -304,7 +305,7 @@ class SlashCommands:
         if not name:
             raise UsageError("/export needs the name of a file.", "For example: /export trip.md")
         path = export_path(name)
-        if path.exists() and not self._chat.confirm(f"{path} exists. Overwrite it?"):
+        if os.path.exists(path) and not self._chat.confirm(f"{path} exists. Overwrite it?"):  # noqa: PTH110
             return
         model = self._chat.chat.model_name
         export(path, Transcript(self._session.system, self._session.messages, model))

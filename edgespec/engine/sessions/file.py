@@ -188,7 +188,7 @@ def session_path(name: str | os.PathLike[str]) -> Path:
     name = os.fspath(name)
     if is_path or name.endswith(".json") or "/" in name or os.sep in name or name.startswith("~"):
         path = expanded(name)
-        return path if path.suffix == ".json" else path.with_name(path.name + ".json")
+        return path if path.suffix == ".json" else Path(f"{path}.json")
     if not re.fullmatch(r"[\w][\w .-]{0,99}", name):
         raise SessionError(
             f"'{name}' is not a valid session name.",
