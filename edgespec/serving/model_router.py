@@ -44,6 +44,7 @@ from edgespec.serving.request_bodies import BodyReceiver, RequestBody
 from edgespec.serving.request_handler import failure_at, refusing, until_disconnected
 
 _SIGN_OF_LIFE_S = 10.0
+_DONE_WITH = (b"content-encoding", b"origin", b"sec-fetch-site")
 _OLLAMA_STREAMS = ("/api/chat", "/api/generate")
 
 
@@ -229,7 +230,7 @@ class _Passed(Response):
         self._to, self._content = app, content
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._to(_without_encoding(scope), _Replayed(self._content, receive), send)
+        await self._to(_forwarded(scope), _Replayed(self._content, receive), send)
 
 
 class _Forward:
@@ -245,7 +246,7 @@ class _Forward:
                 sender.expect(asked)
                 gone = partial(until_disconnected, receive)
                 async with sender.signs_of_life(), self._router.answering(asked, gone) as app:
-                    await app(_without_encoding(scope), _Replayed(content, receive), sender)
+                    await app(_forwarded(scope), _Replayed(content, receive), sender)
         except ClientDisconnect:
             pass
         except Exception as error:
@@ -253,9 +254,9 @@ class _Forward:
             await refusal.response(failure_at(scope["path"], refusal))(scope, receive, sender)
 
 
-def _without_encoding(scope: Scope) -> Scope:
-    """A request whose body was decoded."""
-    kept = [(name, value) for name, value in scope["headers"] if name != b"content-encoding"]
+def _forwarded(scope: Scope) -> Scope:
+    """A request whose body was decoded, and whose origin was checked."""
+    kept = [(name, value) for name, value in scope["headers"] if name not in _DONE_WITH]
     return {**scope, "headers": kept}
 
 
@@ -297,7 +298,9 @@ class PatientSender:
             self._media_type, self._error = LINES, b"%s\n"
         elif path.startswith("/v1/") and asked.stream is True:
             self._sign = lambda: b": waiting for the model\n\n"
-            self._media_type, self._error = "text/event-stream; charset=utf-8", b"data: %s\n\n"
+            self._media_type = "text/event-stream; charset=utf-8"
+            # Anthropic's clients skip events without a name.
+            self._error = b"event: error\ndata: %s\n\n" if path == "/v1/messages" else b"data: %s\n\n"
 
     async def __call__(self, message: Message) -> None:
         if not self._began_early:

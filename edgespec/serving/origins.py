@@ -27,7 +27,10 @@ def origin_checks(cors: str | None) -> list[Middleware]:
         # Any header: the SDKs of OpenAI and Anthropic send many, and more with each version.
         checks.append(
             Middleware(
-                CORSMiddleware, allow_origins=[cors], allow_methods=["GET", "POST"], allow_headers=[ANY]
+                CORSMiddleware,
+                allow_origins=[cors],
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=[ANY],
             )
         )
     return checks

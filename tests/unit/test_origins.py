@@ -11,9 +11,13 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from starlette.types import Message
+from starlette.types import ASGIApp, Message
 
+from edgespec.api.limits import Limits
+from edgespec.api.response_store import ResponseStore
 from edgespec.errors import UsageError
+from edgespec.serving.loaded_models import LoadedModels, OfferedModel
+from edgespec.serving.model_router import ModelRouter
 from edgespec.serving.origins import HostCheck, checked_origin, origin_checks
 
 OURS = "https://ours.example"
@@ -24,15 +28,22 @@ def ask(
 ) -> tuple[int, dict[str, str]]:
     """Status and headers of an answer, with checks or those for an origin that is allowed."""
 
-    async def greet(_http: Any) -> PlainTextResponse:
-        return PlainTextResponse("hello")
-
     middleware = checks if isinstance(checks, list) else origin_checks(checks)
-    app = Starlette(routes=[Route("/", greet)], middleware=middleware)
+    return ask_app(Starlette(routes=[Route("/", greet)], middleware=middleware), "/", method, **headers)
+
+
+async def greet(_http: Any) -> PlainTextResponse:
+    return PlainTextResponse("hello")
+
+
+def ask_app(app: ASGIApp, path: str, method: str, **headers: str) -> tuple[int, dict[str, str]]:
     sent: list[Message] = []
+    bodies = [b"{}"]
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        if not bodies:
+            await asyncio.Event().wait()  # this client does not disconnect
+        return {"type": "http.request", "body": bodies.pop(), "more_body": False}
 
     async def send(message: Message) -> None:
         sent.append(message)
@@ -41,7 +52,7 @@ def ask(
     scope: MutableMapping[str, Any] = {
         "type": "http",
         "method": method,
-        "path": "/",
+        "path": path,
         "query_string": b"",
         "headers": [(name.encode(), value.encode()) for name, value in fields.items()],
     }
@@ -93,6 +104,22 @@ def test_the_origin_that_is_allowed_is_told_so() -> None:
     status, headers = ask(OURS, "OPTIONS", origin=OURS, **asked)
     assert (status, headers["access-control-allow-origin"]) == (200, OURS)
     assert ask("*", origin="https://any.example")[1]["access-control-allow-origin"] == "*"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/v1/chat/completions"), ("POST", "/api/show"), ("GET", "/props")]
+)
+def test_the_origin_that_is_allowed_reaches_each_of_several_models(method: str, path: str) -> None:
+    one: Any = Starlette(routes=[Route(path, greet, methods=[method])], middleware=origin_checks(None))
+    models = LoadedModels([OfferedModel(("one",), 1, lambda _: one)], 10, waiting=1)
+    router = ModelRouter(models, Limits(), ResponseStore(), cors=OURS)
+    status, headers = ask_app(router, path, method, origin=OURS, sec_fetch_site="cross-site")
+    assert (status, headers["access-control-allow-origin"]) == (200, OURS)
+    assert ask_app(router, path, method, origin="https://evil.example")[0] == 403
+
+
+def test_the_origin_that_is_allowed_may_remove_what_it_stored() -> None:
+    assert ask(OURS, "OPTIONS", origin=OURS, access_control_request_method="DELETE")[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,13 @@ def test_a_stream_that_waits_begins_with_comments() -> None:
     assert last == _PIECE
 
 
-def test_a_refusal_behind_comments_is_an_event() -> None:
-    start, *_, last = _sent("/v1/messages", 0.2, _REFUSED, _REASON)
+@pytest.mark.parametrize(
+    ("path", "name"), [("/v1/messages", b"event: error\n"), ("/v1/chat/completions", b"")]
+)
+def test_a_refusal_behind_comments_is_an_event(path: str, name: bytes) -> None:
+    start, *_, last = _sent(path, 0.2, _REFUSED, _REASON)
     assert start["status"] == 200
-    assert last["body"] == b'data: {"error": {}}\n\n'
+    assert last["body"] == name + b'data: {"error": {}}\n\n'
 
 
 @pytest.mark.parametrize(("path", "text"), [("/api/generate", "response"), ("/api/chat", "message")])
