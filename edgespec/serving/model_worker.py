@@ -364,8 +364,9 @@ class ModelWorker(ABC, Generic[ServedT, PendingT]):
             if self.asleep:
                 self._sleep()
             with self._changed:
-                wait = max(0.0, self._retry_at - time.monotonic()) if self._model is None else None
-                self._changed.wait_for(lambda: self._closing or self._queue or self._is_to_leave, wait)
+                if self._model is None:  # a loaded one waits in `wait`
+                    wait = max(0.0, self._retry_at - time.monotonic())
+                    self._changed.wait_for(lambda: self._closing or self._queue or self._is_to_leave, wait)
                 if self._closing:
                     return
                 self.asleep = self._is_to_leave and self._model is None

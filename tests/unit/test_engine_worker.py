@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import aclosing, suppress
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -14,6 +15,8 @@ from edgespec.api.refusals import ShuttingDown
 from edgespec.base.progress import Progress, report_waiting
 from edgespec.errors import BackendError
 from edgespec.generation.result import Chunk
+from edgespec.serving import model_worker
+from edgespec.serving.embeddings import EmbeddingWorker
 from edgespec.serving.engine_worker import EngineWorker, PendingAnswer, chunks_of
 from edgespec.serving.model_worker import QueueSlot
 from tests.waiting import PATIENCE_S
@@ -55,6 +58,16 @@ def test_a_failure_of_one_answer_ends_all_and_leaves_no_task(n_answers: int) -> 
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(follow())
+
+
+def test_a_model_is_unloaded_even_if_no_request_has_used_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_worker, "_IDLE_S", 0.01)
+    closed = threading.Event()
+    model: Any = SimpleNamespace(card=None, embedder=None, close=closed.set, cancel=lambda: None)
+    model.card = model
+    worker = EmbeddingWorker(model, 1, lambda _: model, lambda _: None, keep_alive=0.01)
+    assert closed.wait(PATIENCE_S)
+    worker.close()
 
 
 def test_closing_ends_a_load_that_waits_for_a_child_process() -> None:
