@@ -83,10 +83,10 @@ def read_messages(given: Sequence[ChatMessage], warnings: Warnings) -> list[Mess
 
 def name_results(messages: Sequence[Message]) -> None:
     """Give results the names of the tools that they are from, which some templates show."""
-    names = {
-        call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())
-    }
+    names: dict[str, str] = {}  # clients may use the same ids in each turn
     for message in messages:
+        calls = message.get("tool_calls", ())
+        names |= {call["id"]: call["function"]["name"] for call in calls if call["id"]}
         name = names.get(message.get("tool_call_id", ""))
         if name and "name" not in message:
             message["name"] = name

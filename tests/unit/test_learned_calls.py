@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from edgespec.text.answer_format import AnswerFormat
 from edgespec.text.answer_parts import AnswerParts
 from edgespec.text.calls.messages import with_calls_for
+from edgespec.text.calls.syntax import CallSyntax
 from tests.unit import templates
 from tests.unit.answering import ONE, TOOLS, TWO, Call, conversation
 from tests.unit.syntaxes import ENDS, LEARNED, format_of, rendered
@@ -146,3 +147,20 @@ def test_a_template_may_show_calls_and_no_tools() -> None:
 )
 def test_what_cannot_be_learned_is_taught(template: str) -> None:
     assert format_of(template).calls.name == "generic"
+
+
+def test_a_call_each_stands_before_its_result_even_if_ids_are_used_again() -> None:
+    def turn(*results: str) -> list[dict[str, Any]]:
+        calls = [
+            {"id": name, "type": "function", "function": {"name": name, "arguments": {}}} for name in "fg"
+        ]
+        answers = [
+            {"role": "tool", "tool_call_id": name, "content": text}
+            for name, text in zip("gf", results, strict=True)
+        ]
+        return [{"role": "assistant", "content": "", "tool_calls": calls}, *answers]
+
+    messages = [*turn("1st g", "1st f"), {"role": "user", "content": "And?"}, *turn("2nd g", "2nd f")]
+    told = with_calls_for(CallSyntax("", "<tool_call>", None, single=True), messages, ())
+    said = [m["content"] or m["tool_calls"][0]["id"] for m in told]
+    assert said == ["f", "1st f", "g", "1st g", "And?", "f", "2nd f", "g", "2nd g"]

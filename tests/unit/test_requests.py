@@ -185,6 +185,19 @@ def test_calls_and_results_in_messages() -> None:
     ]
 
 
+def test_results_have_the_names_of_the_calls_before_them() -> None:
+    def turn(*names: str) -> list[dict[str, Any]]:
+        """As of a client that uses the same ids again."""
+        calls = [{"id": f"call_{n}", "function": {"name": name}} for n, name in enumerate(names)]
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": ""} for call in calls]
+        return [{"role": "assistant", "tool_calls": calls}, *results]
+
+    old = {"role": "assistant", "function_call": {"name": "old"}}
+    told = [*HI, old, {"role": "function", "name": "old"}, *turn("f", "g"), *turn("h")]
+    names = [message.get("name") for message in read(messages=told).prompt]
+    assert names == [None, None, "old", None, "f", "g", None, "h"]
+
+
 def test_log_probabilities() -> None:
     assert read().config.logprobs is None
     assert read(logprobs=True).config.logprobs == 0

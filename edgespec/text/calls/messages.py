@@ -42,20 +42,25 @@ def _with_thought_by_its_name(message: Message) -> Message:
 
 def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
     """A message for each call, with its result behind it."""
-    results = {m["tool_call_id"]: m for m in messages if m.get("role") == "tool" and m.get("tool_call_id")}
     moved: set[int] = set()
-    for message in messages:
+    for at, message in enumerate(messages):
         calls = message.get("tool_calls") or ()
         if len(calls) < 2:
-            if id(message) not in moved:
+            if at not in moved:
                 yield message
             continue
+        results: dict[str, int] = {}  # clients may use the same ids in each turn
+        for place in range(at + 1, len(messages)):
+            if messages[place].get("role") != "tool":
+                break
+            if identifier := messages[place].get("tool_call_id"):
+                results.setdefault(identifier, place)
         for n, call in enumerate(calls):
             yield {**message, "tool_calls": [call]} | ({"content": ""} if n else {})
-            result = results.get(call.get("id"))
-            if result is not None:
-                moved.add(id(result))
-                yield result
+            if call.get("id") in results:
+                place = results.pop(call["id"])
+                moved.add(place)
+                yield messages[place]
 
 
 def _with_written_calls(syntax: CallSyntax, message: Message) -> Message:
