@@ -29,7 +29,7 @@ def encoded_prompts(
     vocabulary, config = engine.target.model.vocabulary, request.config
     if any(token >= vocabulary.n_tokens for token, _ in config.logit_bias):
         warnings.ignored("logit_bias of some tokens", f"Tokens are 0 to {vocabulary.n_tokens - 1}.")
-    for prompt in request.prompts:
+    for prompt in (*request.prompts, request.suffix):
         check_size(prompt, context=engine.context, n_vocab=vocabulary.n_tokens, limits=limits)
     begun: WrittenAnswer | None = None
     for warning in engine.not_enforced(config):

@@ -183,7 +183,10 @@ def _check_structure(body: bytes | bytearray, values: int, depth: int) -> None:
     parts = plain.count(b'"')
     if parts <= 4 * values:  # a key and a value have two quotes each
         structure = b"".join(plain.split(b'"')[::2])
-        parts = structure.count(b",") + structure.count(b"{") + structure.count(b"[")
+        opened = structure.count(b"{") + structure.count(b"[")
+        if structure.count(b"}") + structure.count(b"]") > opened:
+            raise Refusal(400, "The body is not valid JSON: it closes more brackets than it opens.")
+        parts = structure.count(b",") + opened
         if parts <= values:
             _check_depth(structure.translate(None, _NOT_BRACKETS), depth)
     if parts > values:

@@ -51,6 +51,7 @@ def impatient(smol_path: Path) -> Iterator[Running]:
         (CHAT, b'{"messages":"' + b'","' * 300_000 + b'"}', "more than 200,256 values"),
         (CHAT, b"[" * 100_000, "nested more than 128 levels deep"),
         (CHAT, b'{"a\\"[":' + b'{"\\\\":' * 200 + b"1" + b"}" * 201, "nested more than 128 levels deep"),
+        (CHAT, b'{"messages":' + b"]" * 300_000, "not valid JSON: it closes more brackets than it opens"),
         (CHAT, b'{"messages": [\xff]}', "not UTF-8"),
         (CHAT, b'{"messages": [],\n}', "not valid JSON: "),
         (CHAT, b'{"messages": [],\n}', "(line 2, column 1)"),
@@ -135,9 +136,17 @@ def test_what_is_refused(server: Running, path: str, body: object, reason: str) 
     assert answer["error"]["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize("prompt", ["a " * 40_000, "a " * 2000, [1] * 256])
-def test_a_prompt_that_is_too_long(server: Running, prompt: object) -> None:
-    status, answer = server.post(TEXT, {"prompt": prompt, "stream": True})
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"prompt": "a " * 40_000},
+        {"prompt": "a " * 2000},
+        {"prompt": [1] * 256},
+        {"prompt": "a", "suffix": "a " * 40_000},
+    ],
+)
+def test_a_prompt_that_is_too_long(server: Running, asked: dict[str, object]) -> None:
+    status, answer = server.post(TEXT, {**asked, "stream": True})
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
     assert "context" in answer["error"]["message"]
 
