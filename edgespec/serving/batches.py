@@ -1,7 +1,8 @@
 """Batches of the OpenAI and Anthropic APIs: requests that are answered a few at a time, and fetched later.
 
 Each goes through the application like one of a client that waits: to the same paths and models, within the
-same limits. Files and results are kept in memory until the server ends.
+same limits. Files and results are kept in memory until the server ends. A client finds those that were made
+with its own key.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from edgespec.api.limits import Limits
 from edgespec.api.refusals import Refusal, ShuttingDown
 from edgespec.base.latest import LatestValues
 from edgespec.serving.kept import listed
+from edgespec.serving.keys import owner_of
 from edgespec.serving.request_bodies import BodyReceiver, parse
 from edgespec.serving.request_handler import Reply, failure_at, refusing
 
@@ -69,6 +71,7 @@ class _Batch:
     id: str
     lines: Sequence[_Line]
     asked: dict[str, Any] = field(default_factory=dict)  # fields of its request, which clients are shown
+    owner: bytes = b""  # see `owner_of`
     made_at: float = field(default_factory=time.time)
     cancelled_at: float | None = None
     ended_at: float | None = None
@@ -91,6 +94,7 @@ class _Batch:
             self.failed += 1
 
 
+_File = tuple[dict[str, Any], bytes, bytes]  # its description, its content, and whose it is
 _Name = Annotated[str, Meta(max_length=_MAX_NAME)]
 _NOTES = f"an object of at most {_MAX_NOTES} texts of {_MAX_NAME} characters"
 
@@ -124,7 +128,7 @@ class Batches:
         self._paths = [path for path in paths if path.startswith("/v1/")]
         self._limits = limits
         self._bodies = bodies
-        self._files: LatestValues[tuple[dict[str, Any], bytes]] = LatestValues(_MAX_FILE_BYTES, _MAX_FILES)
+        self._files: LatestValues[_File] = LatestValues(_MAX_FILE_BYTES, _MAX_FILES)
         self._batches: dict[str, _Batch] = {}
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._stopped = False
@@ -162,9 +166,9 @@ class Batches:
         content = await self._received(http)
         kind = http.headers.get("content-type", "")
         name, purpose, data = await asyncio.to_thread(_uploaded, content, kind)
-        return JSONResponse(self._keep_file(name, purpose, data))
+        return JSONResponse(self._keep_file(name, purpose, data, owner_of(http.scope)))
 
-    def _keep_file(self, name: str, purpose: str, data: bytes) -> dict[str, Any]:
+    def _keep_file(self, name: str, purpose: str, data: bytes, owner: bytes) -> dict[str, Any]:
         about = {
             "id": f"file-{uuid.uuid4().hex}",
             "object": "file",
@@ -174,28 +178,31 @@ class Batches:
             "purpose": purpose,
             "status": "processed",
         }
-        self._files.put(about["id"], (about, data), len(data))
+        self._files.put(about["id"], (about, data, owner), len(data))
         return about
 
-    async def _list_files(self, _http: Request) -> Response:
-        return JSONResponse(listed([about for about, _ in self._files.values()]))
+    async def _list_files(self, http: Request) -> Response:
+        asking = owner_of(http.scope)
+        own = [about for about, _, owner in self._files.values() if owner == asking]
+        return JSONResponse(listed(own))
 
     async def _show_file(self, http: Request) -> Response:
-        return JSONResponse(self._file(http.path_params["id"])[0])
+        return JSONResponse(self._file(http, http.path_params["id"])[0])
 
     async def _delete_file(self, http: Request) -> Response:
-        about, _ = self._file(http.path_params["id"])
+        about, _ = self._file(http, http.path_params["id"])
         self._files.remove(about["id"])
         return JSONResponse({"id": about["id"], "object": "file", "deleted": True})
 
     async def _content(self, http: Request) -> Response:
-        return Response(self._file(http.path_params["id"])[1], media_type="application/octet-stream")
+        _, data = self._file(http, http.path_params["id"])
+        return Response(data, media_type="application/octet-stream")
 
-    def _file(self, identifier: object) -> tuple[dict[str, Any], bytes]:
-        found = self._files.get(identifier) if isinstance(identifier, str) else None
-        if found is None:
-            raise Refusal(404, f"There is no file {str(identifier)[:80]!r}.", "file_not_found")
-        return found
+    def _file(self, http: Request, identifier: str) -> tuple[dict[str, Any], bytes]:
+        found = self._files.get(identifier)
+        if found is None or found[2] != owner_of(http.scope):
+            raise Refusal(404, f"There is no file {identifier[:80]!r}.", "file_not_found")
+        return found[:2]
 
     # Batches
 
@@ -203,7 +210,7 @@ class Batches:
         asked = converted(await self._json(http), _BatchOfFile)
         if asked.endpoint not in self._paths:
             raise Refusal(400, f"endpoint must be one of {', '.join(self._paths)}.")
-        _, data = self._file(asked.input_file_id)
+        _, data = self._file(http, asked.input_file_id)
         lines = await asyncio.to_thread(lambda: list(self._lines(data, asked.endpoint)))
         return self._begin(http, _Batch(f"batch_{uuid.uuid4().hex}", lines, to_builtins(asked)))
 
@@ -228,6 +235,7 @@ class Batches:
             raise Refusal(400, "Several requests of the batch have the same custom_id.")
         if not self._has_room(batch.n_bytes, batches=1):
             raise Refusal(429, "The batches that are being answered are too large. Cancel one, or wait.")
+        batch.owner = owner_of(http.scope)
         self._batches[batch.id] = batch
         batch.task = asyncio.create_task(self._answer_all(batch, http.scope))
         return self._told(batch, http)
@@ -273,12 +281,14 @@ class Batches:
             ):
                 if n:
                     content = await asyncio.to_thread(_results_of, batch, answered=answered)
-                    batch.files[name] = self._keep_file(f"{batch.id}.jsonl", "batch_output", content)["id"]
+                    about = self._keep_file(f"{batch.id}.jsonl", "batch_output", content, batch.owner)
+                    batch.files[name] = about["id"]
         batch.ended_at = time.time()
 
     async def _list(self, http: Request) -> Response:
-        of_messages = http.url.path.startswith(_MESSAGES)
-        batches = [one for one in self._batches.values() if one.id.startswith("msg") == of_messages]
+        of_messages, asking = http.url.path.startswith(_MESSAGES), owner_of(http.scope)
+        own = [one for one in self._batches.values() if one.owner == asking]
+        batches = [one for one in own if one.id.startswith("msg") == of_messages]
         return JSONResponse(listed([_about(one, http) for one in reversed(batches)]))
 
     async def _show(self, http: Request) -> Response:
@@ -307,7 +317,7 @@ class Batches:
     def _batch(self, http: Request) -> _Batch:
         identifier = http.path_params["id"]
         batch = self._batches.get(identifier)
-        if batch is None:
+        if batch is None or batch.owner != owner_of(http.scope):
             raise Refusal(404, f"There is no batch {identifier[:80]!r}.", "batch_not_found")
         return batch
 

@@ -151,6 +151,32 @@ def test_batches_that_are_done_make_room_for_others(
     assert "too much memory" in client.files.content(batch.error_file_id).text
 
 
+def test_another_key_finds_no_files_and_batches(short_path: Path) -> None:
+    """Where a proxy checks the keys, and the server asks for none."""
+    with serving(lambda: load(short_path, 512)) as server:
+        url = f"http://127.0.0.1:{server.port}/v1"
+        mine, other = (openai.OpenAI(base_url=url, api_key=key, max_retries=0) for key in ("mine", "other"))
+        with mine, other:
+            text = line("a", messages=MESSAGES, max_tokens=1)
+            file = mine.files.create(file=("a.jsonl", text.encode()), purpose="batch").id
+            batch = mine.batches.create(input_file_id=file, endpoint=CHAT, completion_window="24h").id
+            wait_until(lambda: mine.batches.retrieve(batch).status == "completed")
+            found = mine.batches.retrieve(batch).output_file_id
+            assert {one.id for one in mine.files.list()} == {file, found}
+            assert [one.id for one in mine.batches.list()] == [batch]
+            assert [*other.files.list(), *other.batches.list()] == []
+            asked: Any = {"endpoint": CHAT, "completion_window": "24h"}
+            for ask in (
+                lambda: other.files.content(str(found)),
+                lambda: other.files.delete(file),
+                lambda: other.batches.retrieve(batch),
+                lambda: other.batches.cancel(batch),
+                lambda: other.batches.create(input_file_id=file, **asked),
+            ):
+                with pytest.raises(openai.NotFoundError):
+                    ask()
+
+
 def test_a_form_is_read_no_further_than_forms_are_long() -> None:
     kind = "multipart/form-data; boundary=X"
     file = (
