@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ class ToolCall:
     def values(self) -> Any:
         """The arguments, read from their JSON; an empty object if it was cut off, or is too deep."""
         try:
-            return json.loads(self.arguments or "{}")
+            return json_value(self.arguments or "{}")
         except (ValueError, RecursionError):
             return {}
 
@@ -90,7 +91,7 @@ class ToolCall:
     def is_complete(self) -> bool:
         """True if its arguments are JSON that can be read: not too deep, nor cut off with the answer."""
         try:
-            json.loads(self.arguments)
+            json_value(self.arguments)
         except (ValueError, RecursionError):
             return False
         return True
@@ -118,6 +119,25 @@ class CallPiece:
     id: str = ""
     name: str = ""
     arguments: str = ""
+
+
+def json_value(text: str) -> Any:
+    """A JSON value that the model wrote.
+
+    Raises:
+        ValueError: it is not JSON, as NaN and Infinity are not, or a number is beyond the range of a float.
+        RecursionError: it is nested too deep.
+    """
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if math.isfinite(number) else _refuse(digits)
 
 
 def tools_of(definitions: Sequence[object]) -> tuple[Tool, ...]:

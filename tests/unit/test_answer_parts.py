@@ -13,7 +13,7 @@ from edgespec.generation.tools import Tool, ToolCall
 from edgespec.text.answer_format import ThoughtFormat
 from edgespec.text.answer_parts import AnswerParts, PartsReader, call_id
 from edgespec.text.calls.fenced import FenceReader
-from edgespec.text.calls.syntax import GEMMA, GENERIC, HARMONY, CallSyntax
+from edgespec.text.calls.syntax import GEMMA, GENERIC, HARMONY, LFM2, CallSyntax
 from edgespec.text.channels import ChannelParts
 from tests.unit.syntaxes import (
     GLM,
@@ -327,6 +327,16 @@ def test_fences_that_are_no_calls_are_text_and_nothing_is_lost(words: list[str],
         assert "".join(before.split()).replace("```", "") in "".join(text.split()).replace("```", "")
     letters = [c for c in text.replace(CALL_F, "", len(calls)) if c.isalpha() and c not in "json"]
     assert [c for c in said if c.isalpha() and c not in "json"] == letters
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_numbers_that_json_does_not_have_are_no_arguments(number: str) -> None:
+    gemma = f"<|tool_call>call:f{{any:{number}}}<tool_call|>"
+    for syntax, answer in ((GEMMA, gemma), (LFM2, f"<|tool_call_start|>[f(any={number})]<|tool_call_end|>")):
+        _, _, [(_, arguments)] = taken_apart([answer], syntax=syntax)
+        assert json.loads(arguments) == {"any": number}
+    code = fenced(f'{{"name": "f", "arguments": {{"any": {number}}}}}')
+    assert taken_apart([code], syntax=HERMES_OR_FENCES) == ("", code, [])
 
 
 def test_nothing_of_a_fence_is_shown_before_it_is_decided() -> None:

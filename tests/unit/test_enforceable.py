@@ -255,7 +255,9 @@ def test_fractions_of_a_second_have_an_end() -> None:
     assert not accepts(matcher, '"2026-11-29T01:02:03.1234567890+01:00"')
 
 
-def test_arguments_that_are_too_deep_are_no_values() -> None:
+def test_arguments_that_are_too_deep_or_no_json_are_no_values() -> None:
+    for number in ("NaN", "-Infinity", "1e999"):
+        assert ToolCall("id", "f", f'{{"a": {number}}}').values == {}
     call = ToolCall("id", "f", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
     assert not call.is_complete
     assert call.values == {}

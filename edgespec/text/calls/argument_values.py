@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.generation.tools import Tool
+from edgespec.generation.tools import Tool, json_value
 from edgespec.text.calls.layout import JSON_SPACE
 from edgespec.text.grammar.digits import MAX_DIGITS
 from edgespec.text.grammar.schemas import Steps
@@ -57,7 +57,7 @@ class ArgumentValue:
         """The JSON of a value that was written as this text."""
         if text in self.words:
             return json.dumps(self.words[text])
-        if not _is_json(text) or (self.texts and not types_of(json.loads(text)) & self.types):
+        if not is_json(text) or (self.texts and not types_of(json.loads(text)) & self.types):
             return json.dumps(text)
         return text.strip()
 
@@ -235,7 +235,9 @@ def read_literal(text: str) -> str | None:
     """The JSON of a literal of Python, such as True or {'a': 1}; None if it is none, or a string."""
     try:
         value = ast.literal_eval(text.strip())
-        return None if isinstance(value, str | bytes) else json.dumps(value, ensure_ascii=False)
+        if isinstance(value, str | bytes):
+            return None
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
 
@@ -254,13 +256,10 @@ def types_of(value: object) -> set[str]:
     return {name for name, kind in _TYPES.items() if kind is type(value)}
 
 
-def _is_json(text: str) -> bool:
+def is_json(text: str) -> bool:
+    """True if a text is a JSON value whose numbers are finite."""
     try:
-        json.loads(text, parse_constant=_refuse)
+        json_value(text)
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is not JSON")

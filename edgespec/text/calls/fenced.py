@@ -139,8 +139,8 @@ class FenceReader:
         name = value["name"]
         if not isinstance(name, str) or name not in self._tools or not isinstance(value["arguments"], dict):
             return None
-        arguments = json.dumps(value["arguments"], ensure_ascii=False)
-        arguments.encode()  # half a surrogate pair is a ValueError
+        arguments = json.dumps(value["arguments"], ensure_ascii=False, allow_nan=False)
+        arguments.encode()  # half a surrogate pair is a ValueError, as NaN is
         return FencedCall(name, arguments)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
-from edgespec.text.calls.argument_values import LONGEST_NAME, SchemaReader, text_pattern
+from edgespec.text.calls.argument_values import LONGEST_NAME, SchemaReader, is_json, text_pattern
 from edgespec.text.calls.reader import CallEnd, CallName, CallReader
 
 TRIGGER, ENDS, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
@@ -350,11 +350,7 @@ class _BraceCallReader:
 
 def _as_json(text: str) -> str:
     """A scalar as JSON: as it is if it is one, and else as a text."""
-    try:
-        json.loads(text)
-    except ValueError:
-        return json.dumps(text)
-    return text
+    return text if is_json(text) else json.dumps(text)
 
 
 def _inner(text: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
-from edgespec.text.calls.argument_values import LONGEST_NAME, SchemaReader
+from edgespec.text.calls.argument_values import LONGEST_NAME, SchemaReader, is_json
 from edgespec.text.calls.layout import SPACE, SPACE_RULE
 from edgespec.text.calls.reader import CallEnd, CallName, CallReader
 
@@ -196,13 +196,9 @@ class _PythonicReader:
 
 def _as_json(text: str) -> str:
     """A value in JSON's or Python's form as JSON; as a text if it is neither."""
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    else:
+    if is_json(text):
         return text
     try:
-        return json.dumps(ast.literal_eval(text), ensure_ascii=False)
+        return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return json.dumps(text[1:-1] if text[:1] in "'\"" else text, ensure_ascii=False)
