@@ -51,13 +51,13 @@ class DraftSequences(list[DraftSequence]):
             lengths: of the sequences.
             nodes: of all trees together.
         """
-        if len(lengths) > 1 and self[0].cache.max_paths == 1:
+        if len(lengths) > 1 and self._context.n_sequences == 1:
             return []  # a recurrent state is that of one sequence
         room = self._context.n_cells - 2 * nodes  # some are read that do not make it into a tree
-        served = []
+        served: list[int] = []
         for index in sorted(range(len(lengths)), key=lengths.__getitem__):
             room -= self._window.length_read(lengths[index])
-            if room < 0:
+            if room < 0 or len(served) == self._context.n_sequences:
                 break
             served.append(index)
         return sorted(served)
@@ -89,10 +89,10 @@ class DraftSequences(list[DraftSequence]):
         for known in others:
             known.unused += 1
             known.forget_tree()
-        self._make_room(others, sum(self._window.length_read(len(one.tokens)) for one in wanted))
+        empty = self._make_room(others, [self._window.length_read(len(one.tokens)) for one in wanted])
         for index, (sequence, ranking, count, memory) in enumerate(wanted):
             if index not in found:
-                found[index] = self._opened(sequence)
+                found[index] = self._opened(sequence, empty)
                 found[index].begin(sequence)
                 found[index].keep_accepted(ranking, count)
             if memory is not None:
@@ -131,17 +131,31 @@ class DraftSequences(list[DraftSequence]):
             self.close(sequence)
         self[0].forget()
 
-    def _make_room(self, others: Sequence[DraftSequence], wanted: int) -> None:
-        """Close sequences that were not drafted for lately or have no room beside what is wanted."""
-        room = self._context.n_cells - wanted
-        for sequence in sorted(others, key=lambda sequence: sequence.unused):
-            room -= len(sequence.read)
-            if sequence.unused > _MAX_UNUSED or room < 0:
-                self.close(sequence)
+    def _make_room(self, others: Sequence[DraftSequence], wanted: Sequence[int]) -> list[DraftSequence]:
+        """Close sequences that were not drafted for lately or have no room beside those that are wanted.
 
-    def _opened(self, sequence: Sequence[int]) -> DraftSequence:
+        Args:
+            wanted: their lengths.
+
+        Returns:
+            The last sequence if it should have been closed, too; it is empty now.
+        """
+        room = self._context.n_cells - sum(wanted)
+        ids = self._context.n_sequences - 2 * len(wanted)  # each has its own, and one for a branch
+        empty = []
+        for kept, sequence in enumerate(sorted(others, key=lambda sequence: sequence.unused)):
+            room -= len(sequence.read)
+            if sequence.unused <= _MAX_UNUSED and room >= 0 and kept < ids:
+                continue
+            if len(self) > 1:
+                self.close(sequence)
+            else:
+                sequence.forget()
+                empty.append(sequence)
+        return empty
+
+    def _opened(self, sequence: Sequence[int], empty: list[DraftSequence]) -> DraftSequence:
         """A new sequence in the cache, which shares the longest beginning that another one has."""
-        opened = self._new_sequence(open_beside(self[0].cache))
+        opened = empty.pop() if empty else self.open_empty()
         opened.share(max(self, key=lambda known: known.agreement(sequence)), sequence)
-        self.append(opened)
         return opened

@@ -22,7 +22,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.planning.draft_window import draft_window, drafter_cells, usual_window
 from edgespec.speculation.drafters.base import DraftMemory
 from edgespec.speculation.growth import Frontier
-from tests.unit.cells import Cells
+from tests.unit.cells import N_SEQUENCES, Cells
 from tests.unit.test_plan import Q4_0, model
 
 N_VOCAB = 100
@@ -271,3 +271,29 @@ def test_a_sequence_keeps_its_part_of_the_cache_among_others_that_are_alike() ->
         assert known.continued([Wanted(text, memory=memory) for memory in memories]) == parts
     (other,) = known.continued([Wanted([*range(40, 60)], memory=memories[0])])
     assert memories[0].state is other, "what was read of another text is of no use"
+
+
+def test_new_sequences_take_the_room_of_all_that_others_had() -> None:
+    context: Any = Cells()
+    context.n_cells = 90
+    known = DraftSequences(context, lambda cache: DraftSequence(cache, N_VOCAB))
+    (long,) = known.continued([Wanted([*range(80)])])
+    long.read_pending(1)
+    parts = known.continued([Wanted([*range(80, 90)]), Wanted([*range(90, 99)])])
+    for part in parts:
+        part.read_pending(1)
+    assert [len(part.read) for part in parts] == [9, 8]
+    assert set(known) == set(parts)
+    known.recover()
+
+
+def test_sequence_ids_are_left_to_new_sequences_and_to_branches() -> None:
+    context: Any = Cells()
+    known = DraftSequences(context, lambda cache: DraftSequence(cache, N_VOCAB))
+    for first in range(0, 12 * N_SEQUENCES, 12):
+        parts = known.continued([Wanted([*range(first + n, first + n + 5)]) for n in (0, 6)])
+        for part in parts:
+            part.read_pending(1)
+            assert part.cache.max_paths > 1
+    parts[1].cache.open(parts[1].cache.max_paths)  # branches of the last tree have all others
+    assert known.with_room([1] * (N_SEQUENCES + 1), 1) == [*range(N_SEQUENCES)]
