@@ -359,6 +359,7 @@ class Scheduler:
         wanted = min(ready, self._limits.sequences) + sum(unread)
         if ready:
             wanted = min(wanted, self._prefill_limiter.rows)
+        wanted = min(wanted, self._target.context.n_cells - self._target.n_live)  # each row takes a cell
         return replace(self._limits, rows=max(self._limits.rows, self._target.shared_rows(wanted)))
 
     def _share_prefixes(self) -> None:
@@ -411,8 +412,12 @@ class Scheduler:
         """End an answer, and say so."""
         request = sequence.request
         assert request is not None
-        last = self._finish(sequence, reason)
-        self._events.append(Event(request, last) if error is None else Event(request, error=error))
+        last = None
+        try:
+            last = self._finish(sequence, reason)
+        except Exception as bug:  # in how its text is read
+            error = error or bug
+        self._events.append(Event(request, last if error is None else None, error))
 
     def _make_room(self, rows: int = 0) -> None:
         """Forget finished sequences, and set the youngest aside, until the next pass will find free cells.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ from hypothesis import strategies as st
 
 from edgespec import GenerationConfig
 from edgespec.engine.engine import Engine
-from edgespec.engine.requests import Request, RequestSource
+from edgespec.engine.requests import Request, RequestList, RequestSource
+from edgespec.engine.scheduler import Scheduler
 from edgespec.errors import ContextLengthError, GrammarError, UsageError
-from edgespec.generation.result import Chunk, Generation, PassRecord
+from edgespec.generation.result import Chunk, FinishReason, Generation, PassRecord
+from edgespec.llama.runtime.abort import AbortFlag
 from edgespec.speculation.drafters.base import NoDrafter
 from tests.tiers import examples
-from tests.unit.fakes import CONTEXT, FakeDrafter, fake_engine
+from tests.unit.fakes import CONTEXT, FakeCache, FakeDrafter, fake_engine
 
 PREFIXES = ((), tuple(range(1, 21)), tuple([3] * 40))
 
@@ -184,7 +187,7 @@ def test_a_request_that_fails_concerns_no_other() -> None:
         assert sorted(done) == [1, 2]
 
 
-@pytest.mark.parametrize("place", ["begin", "accept", "add"])
+@pytest.mark.parametrize("place", ["begin", "accept", "add", "finish"])
 @pytest.mark.parametrize("kind", [GrammarError, KeyError])
 def test_a_text_that_fails_concerns_no_other(
     place: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
@@ -202,7 +205,7 @@ def test_a_text_that_fails_concerns_no_other(
                 return sequence
             if place == "begin":
                 raise kind("it is stuck")
-            accept, add = sequence.method.accept, sequence.add
+            accept, add, finish = sequence.method.accept, sequence.add, sequence.answer.finish
 
             def failing(drafted: object, logits: object, text: list[int]) -> object:
                 if len(text) > 4 and place == "accept":
@@ -215,6 +218,12 @@ def test_a_text_that_fails_concerns_no_other(
                     raise kind("it is stuck")
                 return add(record, *more)
 
+            def failing_again(reason: FinishReason) -> Chunk:
+                if place in ("add", "finish"):
+                    raise kind("it is stuck")
+                return finish(reason)
+
+            monkeypatch.setattr(sequence.answer, "finish", failing_again)
             monkeypatch.setattr(sequence.method, "accept", failing)
             monkeypatch.setattr(sequence, "add", failing_too)
             return sequence
@@ -315,3 +324,27 @@ def test_one_engine_does_both(monkeypatch: pytest.MonkeyPatch) -> None:
         before = engine.generate([1, 2, 3], config).tokens
         (many,) = engine.generate_many([[1, 2, 3]], config)
         assert many.tokens == before == engine.generate([1, 2, 3], config).tokens
+
+
+def test_a_pass_that_reads_prompts_has_no_more_rows_than_there_are_free_cells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where weights are streamed, with an answer beside two prompts that grows meanwhile."""
+    engine, target = fake_engine(NoDrafter(), 1, never_ends=True, n_cells=300)
+    target.context.n_rows = 1 << 20
+    target.model.weights = SimpleNamespace(streamed_bytes=1)
+    monkeypatch.setattr(target, "shared_rows", lambda wanted: wanted, raising=False)
+    with engine:
+        scheduler = Scheduler(
+            engine.target,
+            engine.drafter,
+            RequestList([]),
+            AbortFlag(),
+            step=engine.decoder.step,
+            begin=engine._begin,
+            finish=engine.decoder.finish,
+            max_sequences=3,
+        )
+        assert scheduler._limits_with(0, [250]).rows == 250
+        target.own.tokens, target.own.cache = [1] * 100, FakeCache(100)  # type: ignore[assignment]
+        assert scheduler._limits_with(0, [250]).rows == 200
