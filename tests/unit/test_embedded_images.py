@@ -10,9 +10,11 @@ import pytest
 
 from edgespec.engine.embedded_images import tokens_with_images
 from edgespec.engine.sequence import TextSequence
+from edgespec.errors import ModelFileError
 from edgespec.images.rows import ImageRows, PlacedImage
 from edgespec.llama.runtime.batch import TokenRows
 from edgespec.llama.runtime.model import Model
+from tests.links import needs_links
 
 TEXT = [1, 2, 3]
 
@@ -58,6 +60,23 @@ def test_rows_of_tokens_are_those_of_the_table(smol_path: Path) -> None:
         found = rows.read([7, 0, 7])
     expected = gguf.dequantize(table.data[[7, 0, 7]], table.tensor_type)
     assert np.array_equal(found, expected)
+
+
+@needs_links
+def test_rows_of_tokens_are_not_read_from_a_file_that_took_the_place_of_the_models(
+    smol_path: Path, tmp_path: Path
+) -> None:
+    path, another = tmp_path / "model.gguf", tmp_path / "another.gguf"
+    path.symlink_to(smol_path)
+    with Model(path, allocate=False, repack=False) as model:
+        rows = TokenRows.of(model)
+        assert rows is not None
+        rows.read([7])
+        another.write_bytes(b"\0" * 99)
+        path.unlink()
+        path.symlink_to(another)
+        with pytest.raises(ModelFileError, match="was changed"):
+            rows.read([7])
 
 
 def test_models_that_use_more_of_a_token_have_no_rows(gemma_path: Path) -> None:

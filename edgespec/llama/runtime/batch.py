@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ModelFileError
+from edgespec.files.state import FileState
 from edgespec.kernels.bindings import llama_cpp
 from edgespec.kernels.ggml.tensors import dequantized
 from edgespec.llama.runtime.model import Model
@@ -255,11 +256,13 @@ class TokenRows:
     Args:
         header: of the file with the table.
         table: its tensor.
+        state: of that file when the model was loaded.
         width: elements of a row of a pass; those beyond an embedding are zero.
     """
 
-    def __init__(self, header: GGUFHeader, table: TensorInfo, width: int) -> None:
+    def __init__(self, header: GGUFHeader, table: TensorInfo, state: FileState, width: int) -> None:
         self._path = header.path
+        self._state = state
         self._start = table.offset
         self._type = table.type_id
         self._row_bytes = table.n_bytes // table.shape[1]
@@ -272,28 +275,31 @@ class TokenRows:
         header = read_header(first)
         if header.architecture not in _NOTHING_ELSE:
             return None
-        for part in (header, *map(read_header, others)):
+        for part, state in zip((header, *map(read_header, others)), model.states, strict=True):
             for tensor in part.tensors:
                 if tensor.name == _TABLE:
-                    return cls(part, tensor, model.input_width)
+                    return cls(part, tensor, state, model.input_width)
         return None
 
     def read(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """(tokens, width) their embeddings.
 
         Raises:
-            ModelFileError: the file cannot be read any more.
+            ModelFileError: the file was changed, or cannot be read any more.
         """
         data = np.empty((len(tokens), self._row_bytes), dtype=np.uint8)
         try:
             with self._path.open("rb") as file:
+                if FileState.of(file.fileno()) != self._state:
+                    raise OSError
                 for row, token in zip(data, tokens, strict=True):
                     file.seek(self._start + token * self._row_bytes)
                     if file.readinto(row.data) != self._row_bytes:
                         raise OSError
         except OSError as error:
             raise ModelFileError(
-                f"{self._path} can no longer be read.", "Check that the file is still there."
+                f"'{self._path}' was changed, moved or removed while the model was in use.",
+                "Embeddings of tokens are read from that file; load the model again.",
             ) from error
         rows = dequantized(self._type, data)
         return np.pad(rows, ((0, 0), (0, self._width - rows.shape[1])))
