@@ -210,6 +210,13 @@ def test_a_state_that_the_disk_refuses_is_read_again(tmp_path: Path) -> None:
     with largest_file(2 * BLOCK + 5):
         state = StateFile(tmp_path, cells(TEXT), TEXT)
     assert state.restore(cells([]), TEXT) == 2 * BLOCK
+    cache = cells([])
+    cache.refuses = True
+    assert state.restore(cache, TEXT) == 0
+    assert state._file is not None
+    state._file.close()  # no read succeeds any more
+    state._file = os.fdopen(os.open(tmp_path / "file", os.O_WRONLY), "wb", buffering=0)
+    assert state.restore(cells([]), TEXT) == 0
     state.close()
 
 

@@ -238,14 +238,16 @@ class StateFile:
         blocks = block_borders(self._tokens)
         for (checksum, end), (start, last) in zip(self._checksums, blocks, strict=False):
             if last > cache.length:
-                self._file.seek(at)
-                state = self._file.read(end - at)
-                if zlib.crc32(state) != checksum:
-                    break
-                cache.rewind(start)
                 try:
+                    self._file.seek(at)
+                    state = self._file.read(end - at)
+                    if zlib.crc32(state) != checksum:
+                        break
+                    cache.rewind(start)
                     cache.restore((ctypes.c_uint8 * len(state)).from_buffer_copy(state), last - start)
-                except NoRoomInCache:
+                except (DeviceLostError, WorkerError):
+                    raise  # the file is not at fault
+                except (NoRoomInCache, BackendError, OSError):
                     break
             at = end
         return cache.length
