@@ -68,6 +68,8 @@ class Constraint:
         self._start = start
         self._ends = ends
         self._read: list[int] = []  # tokens that the matcher has consumed
+        self._agreed = 0  # the first of these that are certain to begin `_sequence`
+        self._ended = False  # whether `_sequence` has an end token
         self._known: dict[tuple[int, ...], BoolArray] = {}  # masks by path after `_sequence`
         self._forced: dict[tuple[int, ...], Sequence[int]] = {}
         self._sequence: list[int] = []
@@ -83,14 +85,13 @@ class Constraint:
         """
         answer = list(sequence[self._start :])
         if answer != self._sequence:
-            self._forced = self._still_forced(answer)
-            self._sequence, self._known = answer, {}
+            self._move_to(answer)
         key = tuple(path)
         if key not in self._known:
             try:
-                self._known[key] = self._mask([*answer, *path])
+                self._known[key] = self._mask(path)
             except _Stuck as stuck:
-                self._matcher, self._read = self._first.deep_copy(), []
+                self._matcher, self._read, self._agreed = self._first.deep_copy(), [], 0
                 if not path:
                     self._on_failure()
                     raise GrammarError(
@@ -112,21 +113,26 @@ class Constraint:
             if len(above) > 1 and above[0] == key[-1]:
                 tokens = above[1:]
             else:
-                tokens = self._fast_forward([*self._sequence, *path]) if permitted.any() else ()
+                tokens = self._fast_forward(path) if permitted.any() else ()
             self._forced[key] = tokens if tokens and permitted[tokens[0]] else ()
         return self._forced[key]
 
-    def _still_forced(self, answer: list[int]) -> dict[tuple[int, ...], Sequence[int]]:
-        """The rest of the forced text when the answer takes its beginning: finding it anew takes long."""
+    def _move_to(self, answer: list[int]) -> None:
+        """Go on with an answer: of one that extends the last one, only the new tokens are looked at."""
         before, forced = len(self._sequence), self._forced.get((), ())
-        taken = len(answer) - before
-        if 0 < taken < len(forced) and answer == [*self._sequence, *forced[:taken]]:
-            return {(): forced[taken:]}
-        return {}
+        extends = answer[:before] == self._sequence
+        new = answer[before:] if extends else answer
+        # The rest of the forced text is kept when the answer takes its beginning: finding it anew takes long.
+        kept = extends and 0 < len(new) < len(forced) and new == [*forced[: len(new)]]
+        self._forced = {(): forced[len(new) :]} if kept else {}
+        self._ended = (extends and self._ended) or any(self._ends[token] for token in new)
+        self._agreed = self._agreed if extends else 0
+        self._sequence, self._known = answer, {}
 
-    def _fast_forward(self, tokens: list[int]) -> Sequence[int]:
+    def _fast_forward(self, path: Sequence[int]) -> Sequence[int]:
         try:
-            return self._matcher.compute_ff_tokens() if self._follow(tokens) == len(tokens) else ()
+            whole = self._follow(path) == len(self._sequence) + len(path)
+            return self._matcher.compute_ff_tokens() if whole else ()
         except _Stuck:
             return ()
 
@@ -165,14 +171,14 @@ class Constraint:
     def _path(self, tree: TokenTree, node: int) -> list[int]:
         return [int(tree.tokens[n]) for n in tree.path(node)[1:]]
 
-    def _mask(self, tokens: list[int]) -> BoolArray:
-        if any(self._ends[token] for token in tokens):
+    def _mask(self, path: Sequence[int]) -> BoolArray:
+        if self._ended or any(self._ends[token] for token in path):
             return np.zeros(len(self._ends), dtype=np.bool_)
-        taken = self._follow(tokens)
+        taken = self._follow(path)
         mask = np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8)[: len(self._ends)] != 0
         if self._matcher.get_error():
             raise _Stuck(self._reason())
-        if taken < len(tokens):
+        if taken < len(self._sequence) + len(path):
             if taken < len(self._sequence):
                 raise _Stuck("it has already left that form")
             return np.zeros(len(self._ends), dtype=np.bool_)
@@ -182,18 +188,25 @@ class Constraint:
             raise _Stuck("the grammar permits none of this model's tokens here")
         return mask
 
-    def _follow(self, tokens: list[int]) -> int:
-        """Move the matcher to the end of tokens, or as far as they are permitted; returns how many are."""
-        shared = 0
-        for a, b in zip(tokens, self._read, strict=False):
+    def _follow(self, path: Sequence[int]) -> int:
+        """Move the matcher to the end of a path, or as far as it is permitted.
+
+        Returns:
+            How many tokens of the sequence and the path are permitted.
+        """
+        tokens = [*self._sequence[self._agreed :], *path]
+        alike = 0
+        for a, b in zip(tokens, self._read[self._agreed :], strict=False):
             if a != b:
                 break
-            shared += 1
+            alike += 1
+        shared = self._agreed + alike
         if shared < len(self._read) and not self._matcher.rollback(len(self._read) - shared):
             raise _Stuck(self._reason())
-        taken = shared + self._matcher.try_consume_tokens(tokens[shared:])
-        self._read = tokens[:taken]
-        return taken
+        more = self._matcher.try_consume_tokens(tokens[alike:])
+        self._read[shared:] = tokens[alike : alike + more]
+        self._agreed = min(len(self._read), len(self._sequence))
+        return len(self._read)
 
     def _reason(self) -> str:
         lines = self._matcher.get_error().strip().splitlines()

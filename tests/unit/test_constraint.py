@@ -217,3 +217,20 @@ def test_a_text_that_has_left_the_form_is_an_error(tokenizer: Any) -> None:
     with pytest.raises(GrammarError, match="has already left that form"):
         form.permitted([*PROMPT, *b"ax"])
     assert after(form.permitted([*PROMPT, *b"a"])) == "b"
+
+
+def test_a_node_costs_as_much_however_long_the_answer_is(tokenizer: Any) -> None:
+    looked_up = []
+
+    class Ends(np.ndarray[Any, np.dtype[np.bool_]]):
+        def __getitem__(self, token: Any) -> Any:
+            looked_up.append(token)
+            return super().__getitem__(token)
+
+    form = Constraint(lark(tokenizer, "start: /[ab]*/"), len(PROMPT), end_mask().view(Ends))
+    text = [*PROMPT, *b"ab" * 500]
+    assert after(form.permitted(text)) == "ab$"
+    looked_up.clear()
+    assert after(form.permitted([*text, *b"b"], b"aa")) == "ab$"
+    assert after(form.permitted([*text, *b"b"], b"bb")) == "ab$"
+    assert looked_up == list(b"baabb")
