@@ -16,6 +16,8 @@ from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 if TYPE_CHECKING:
     from edgespec.text.encoding import Prompt
 
+_LOOK_S = 0.2  # how often an engine that waits for requests looks whether it was cancelled or closed
+
 
 @dataclass(eq=False)
 class Request:
@@ -100,8 +102,8 @@ class RequestQueue(RequestSource):
 
     def wait(self) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._requests or self._closed)
-            return bool(self._requests)
+            self._changed.wait_for(lambda: self._requests or self._closed, _LOOK_S)
+            return bool(self._requests) or not self._closed
 
 
 class RequestList(RequestSource):

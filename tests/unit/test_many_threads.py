@@ -189,6 +189,20 @@ def test_threads_share_passes_through_a_queue() -> None:
     assert target.sequences == [target.own]
 
 
+def test_cancelling_ends_a_call_that_waits_for_requests() -> None:
+    engine, _ = fake_engine(NoDrafter(), 5, never_ends=True)
+    queue = RequestQueue()
+    with engine:
+        answering = Call(lambda: list(engine.stream_many(queue)))
+        queue.put(Request([1], CONFIG, raw=True))
+        wait_until(lambda: engine.last_generation is not None and bool(reason(engine.last_generation)))
+        engine.cancel()
+        answering.end()
+        queue.put(Request([2], CONFIG, raw=True))
+        queue.close()
+        assert [event.request.prompt for event in engine.stream_many(queue) if event.is_last] == [[2]]
+
+
 def test_what_is_in_the_queue_shares_every_pass() -> None:
     engine, target = fake_engine(NoDrafter(), 5, never_ends=True)
     queue = RequestQueue()
