@@ -191,12 +191,16 @@ def test_one_dangling_link_hides_no_session(tmp_path: Path, monkeypatch: pytest.
     file.write(Conversation({"model": "m"}))
     file.close()
     (tmp_path / "gone.json").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "damaged.json").write_text(
-        json.dumps(json.loads((tmp_path / "trip.json").read_text()) | {"identity": ["m"]})
-    )
-    assert [session.name for session in saved_sessions()] == ["trip"]
-    with pytest.raises(SessionError, match="is not a saved session"):
-        read_conversation(tmp_path / "damaged.json")
+    record = json.loads((tmp_path / "trip.json").read_text())
+    for damage in (
+        {"identity": ["m"]},
+        {"known": {"text": "a", "tokens": [float("inf")]}},
+        {"known": {"text": "a", "tokens": [1 << 31]}},
+    ):
+        (tmp_path / "damaged.json").write_text(json.dumps(record | damage))
+        assert [session.name for session in saved_sessions()] == ["trip"]
+        with pytest.raises(SessionError, match="is not a saved session"):
+            read_conversation(tmp_path / "damaged.json")
 
 
 @pytest.mark.parametrize("cache", ["hub", "models--hub"])

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -246,7 +247,7 @@ def read_conversation(path: Path, *, with_images: bool = True) -> Conversation |
         return None
     except OSError as error:
         raise _cannot("read", path, error) from error
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise _no_session(path) from error
 
 
@@ -295,12 +296,13 @@ def _conversation(record: Mapping[str, Any], images: ImageFolder | None) -> Conv
     if len(messages) % 2 or any(m["role"] != _ROLES[i % 2] for i, m in enumerate(messages)):
         raise ValueError("questions and answers do not alternate")
     known, pending = record["known"], record["pending"]
+    tokens = array("i", map(int, known["tokens"])) if known else ()  # OverflowError beyond 32 bits
     return Conversation(
         identity={_text(name): _text(value) for name, value in record["identity"].items()},
         system=_optional(record["system"]),
         messages=messages,
         pending=None if pending is None else message("user", pending, record.get("pending_images", ())),
-        known=EncodedConversation(_text(known["text"]), tuple(map(int, known["tokens"]))) if known else None,
+        known=EncodedConversation(_text(known["text"]), tuple(tokens)) if known else None,
         saved=_text(record["saved"]),
         model_path=_text(record.get("model_path", "")),
     )

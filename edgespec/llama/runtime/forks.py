@@ -53,7 +53,7 @@ def check_computing() -> None:
 def refusal() -> BackendError:
     """The error for using a model that was loaded before the fork."""
     return BackendError(
-        "The model was loaded before this process was forkedand works in the original process only.",
+        "The model was loaded before this process was forked and works in the original process only.",
         "Load it in the new process, for example with multiprocessing's 'spawn' method.",
     )
 
