@@ -121,16 +121,22 @@ class Product : public TensorTraits {
 
 // Each row of activations times matrices of a stack that are chosen by index.
 class IndexedProduct : public TensorTraits {
+    static int64_t most_used(int64_t matrices, int64_t n_slots) { return n_slots < matrices ? n_slots : matrices; }
+
     // The work memory: which rows each matrix is multiplied by, and their activations.
     struct Plan {
         Counter * counter;
-        int64_t * first;      // of each matrix: its first slot
+        int64_t * place;      // of each matrix: its place among those that have rows, from 1; 0 if it has none
+        int64_t * n_used;     // matrices that have rows
+        int64_t * used;       // these
+        int64_t * first;      // of each of these: its first slot
         int64_t * slots;      // sorted by matrix: the row of the result
-        size_t * activations; // of each matrix: where they begin
+        size_t * activations; // of each of these: where they begin
         char * memory;
         size_t n_bytes;
 
         Plan(char * work, int64_t matrices, int64_t n_slots) {
+            const int64_t most = most_used(matrices, n_slots);
             char * at = (char *) aligned((size_t) work);
             char * begin = at;
             const auto take = [&](size_t bytes) {
@@ -139,9 +145,12 @@ class IndexedProduct : public TensorTraits {
                 return taken;
             };
             counter = (Counter *) take(sizeof(Counter));
-            first = (int64_t *) take((matrices + 1) * sizeof(int64_t));
+            place = (int64_t *) take(matrices * sizeof(int64_t));
+            n_used = (int64_t *) take(sizeof(int64_t));
+            used = (int64_t *) take(most * sizeof(int64_t));
+            first = (int64_t *) take((most + 1) * sizeof(int64_t));
             slots = (int64_t *) take(n_slots * sizeof(int64_t));
-            activations = (size_t *) take(matrices * sizeof(size_t));
+            activations = (size_t *) take(most * sizeof(size_t));
             memory = at;
             n_bytes = (size_t) (at - begin);
         }
@@ -151,7 +160,7 @@ class IndexedProduct : public TensorTraits {
     bool work_size(int, const Tensor * op, size_t & size) override {
         mark(op, planner);
         const Tensor *w = op->src[0], *indices = op->src[2];
-        const int64_t slots = indices->ne[0] * indices->ne[1], most = slots < w->ne[2] ? slots : w->ne[2];
+        const int64_t slots = indices->ne[0] * indices->ne[1], most = most_used(w->ne[2], slots);
         const int kind = edgespec_activation_kind(w->type);
         size = 0;
         if (!slots) return true;
@@ -170,28 +179,25 @@ class IndexedProduct : public TensorTraits {
         if (params->ith == 0) sort(plan, w, indices);
         wait_for_all(params);
         const int64_t end = share(n_slots, params->ith + 1, params->nth);
-        int64_t matrix = 0;
+        int64_t u = 0;
         for (int64_t at = share(n_slots, params->ith, params->nth); at < end; at++) {
-            while (plan.first[matrix + 1] <= at) matrix++;
+            while (plan.first[u + 1] <= at) u++;
             const int64_t token = plan.slots[at] / per_token, used = plan.slots[at] % per_token;
             const char * row = x->data + token * x->nb[2] + used % x->ne[1] * x->nb[1];
-            const int64_t rows = plan.first[matrix + 1] - plan.first[matrix], r = at - plan.first[matrix];
+            const int64_t rows = plan.first[u + 1] - plan.first[u], r = at - plan.first[u];
             edgespec_quantize(isa, kind, (const float *) row, 0, k, rows, r, r + 1,
-                              plan.memory + plan.activations[matrix]);
+                              plan.memory + plan.activations[u]);
         }
         wait_for_all(params);
         const int64_t panels = panels_of(w), step = panels_at_once(panels, params->nth);
-        const int64_t parts = (panels + step - 1) / step;
+        const int64_t parts = (panels + step - 1) / step, all = *plan.n_used * parts;
         const size_t stride = stack_stride(w);
-        matrix = 0;
-        int64_t begun = 0;  // parts before those of `matrix`
-        for (int64_t part; (part = plan.counter->next.fetch_add(1, std::memory_order_relaxed)) < matrices * parts;) {
-            for (; part - begun >= parts; begun += parts) matrix++;
-            const int64_t rows = plan.first[matrix + 1] - plan.first[matrix], p = (part - begun) * step;
-            if (!rows) continue;
-            edgespec_multiply(isa, w->type, w->data + matrix * stride, k, n, p, p + step < panels ? p + step : panels,
-                              plan.memory + plan.activations[matrix], rows, (float *) op->data, (size_t) n,
-                              plan.slots + plan.first[matrix]);
+        for (int64_t part; (part = plan.counter->next.fetch_add(1, std::memory_order_relaxed)) < all;) {
+            u = part / parts;
+            const int64_t rows = plan.first[u + 1] - plan.first[u], p = part % parts * step;
+            edgespec_multiply(isa, w->type, w->data + plan.used[u] * stride, k, n, p,
+                              p + step < panels ? p + step : panels, plan.memory + plan.activations[u], rows,
+                              (float *) op->data, (size_t) n, plan.slots + plan.first[u]);
         }
         return true;
     }
@@ -206,16 +212,29 @@ class IndexedProduct : public TensorTraits {
         const int64_t matrices = w->ne[2], n_slots = indices->ne[0] * indices->ne[1];
         const int kind = edgespec_activation_kind(w->type);
         new (plan.counter) Counter{{0}};
-        memset(plan.first, 0, (matrices + 1) * sizeof(int64_t));
-        for (int64_t slot = 0; slot < n_slots; slot++) plan.first[index(indices, slot) + 1]++;
-        size_t at = 0;
-        for (int64_t m = 0; m < matrices; m++) {
-            plan.activations[m] = at;
-            if (plan.first[m + 1]) at += aligned(edgespec_activation_bytes(kind, w->ne[0], plan.first[m + 1]));
-            plan.first[m + 1] += plan.first[m];
+        memset(plan.place, 0, matrices * sizeof(int64_t));
+        int64_t n_used = 0;
+        plan.first[0] = 0;
+        for (int64_t slot = 0; slot < n_slots; slot++) {
+            const int64_t m = index(indices, slot);
+            if (!plan.place[m]) {
+                plan.used[n_used] = m;
+                plan.place[m] = ++n_used;
+                plan.first[n_used] = 0;
+            }
+            plan.first[plan.place[m]]++;
         }
-        for (int64_t slot = 0; slot < n_slots; slot++) plan.slots[plan.first[index(indices, slot)]++] = slot;
-        for (int64_t m = matrices; m > 0; m--) plan.first[m] = plan.first[m - 1];
+        *plan.n_used = n_used;
+        size_t at = 0;
+        for (int64_t u = 0; u < n_used; u++) {
+            plan.activations[u] = at;
+            at += aligned(edgespec_activation_bytes(kind, w->ne[0], plan.first[u + 1]));
+            plan.first[u + 1] += plan.first[u];
+        }
+        for (int64_t slot = 0; slot < n_slots; slot++) {
+            plan.slots[plan.first[plan.place[index(indices, slot)] - 1]++] = slot;
+        }
+        for (int64_t u = n_used; u > 0; u--) plan.first[u] = plan.first[u - 1];
         plan.first[0] = 0;
     }
 };
