@@ -43,6 +43,7 @@ from tests.program import run_here
 from tests.tiers import slow_except
 from tests.tiny_heads import tiny_head
 from tests.tiny_images import PROJECTORS, ROWS, SIDE, png, png_of, write_projector, write_seeing
+from tests.wine import needs_limits
 
 pytestmark = pytest.mark.usefixtures("images_read_once")
 
@@ -690,6 +691,7 @@ def test_damaged_images_end_in_a_message(plain: Engine) -> None:
     assert "has 30000 x 30000 pixels" in refused(plain, asked(claimed))
 
 
+@needs_limits
 def test_decoding_has_a_budget_of_processor_time(seeing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scan of a JPEG covers all pixels with a few bytes, and there may be any number of scans."""
     file = io.BytesIO()
