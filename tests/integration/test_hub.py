@@ -109,6 +109,21 @@ def test_without_links_a_model_lies_in_its_snapshot(
     assert len(server.downloads()) == 1
 
 
+def test_a_file_is_on_the_disk_before_it_is_a_blob(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+    sync, move = os.fsync, Path.replace
+
+    def moved(old: Path, new: Path) -> Path:
+        steps.append(new.name)
+        return move(old, new)
+
+    monkeypatch.setattr("os.fsync", lambda file: [steps.append("fsync"), sync(file)])
+    monkeypatch.setattr(Path, "replace", moved)
+    pull(name(f"{REPO}:Q4_K_M"), hub=hub)
+    digest = hashlib.sha256(DATA).hexdigest()
+    assert steps[steps.index(digest) - 1] == "fsync"
+
+
 def test_what_is_here_is_found_without_asking(server: HubServer, hub: Hub) -> None:
     first = pull(name(f"{REPO}:Q4_K_M"), hub=hub)
     server.requests.clear()
