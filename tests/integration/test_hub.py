@@ -27,6 +27,7 @@ from edgespec.models.hub.inspection import RemoteHeaders
 from edgespec.models.hub.names import HubName, parse_hub_name
 from edgespec.models.hub.pull import pull
 from edgespec.models.hub.repository import Hub, find_repository
+from edgespec.version import __version__
 from tests.hub_server import (
     COMMIT,
     LACKS,
@@ -568,6 +569,12 @@ def test_a_gated_repository_says_what_to_accept(server: HubServer, hub: Hub) -> 
         f"Open {server.url}/{REPO}, accept the terms there, then: "
         "Log in with 'hf auth login', or set HF_TOKEN.",
     )
+
+
+def test_the_hub_is_told_the_version_and_the_token_alone(hub: Hub) -> None:
+    version = {"user-agent": f"edgespec/{__version__}"}
+    assert hub.headers() == version
+    assert replace(hub, token="hf_mine").headers() == version | {"authorization": "Bearer hf_mine"}
 
 
 def test_a_wrong_token_is_not_shown(server: HubServer, hub: Hub, capfd: pytest.CaptureFixture[str]) -> None:

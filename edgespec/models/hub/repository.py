@@ -65,14 +65,11 @@ class Hub:
 
     def headers(self) -> dict[str, str]:
         """The user agent and the token."""
-        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
-
         from edgespec.version import __version__
 
-        headers: dict[str, str] = build_hf_headers(
-            token=self.token or False, library_name="edgespec", library_version=__version__
-        )
-        return headers
+        # huggingface_hub would first ask the Hub how to tell which agent runs the program, and then say so.
+        headers = {"user-agent": f"edgespec/{__version__}"}
+        return headers | ({"authorization": f"Bearer {self.token}"} if self.token else {})
 
     def folder(self, repo: str) -> Path:
         """The folder of a repository in the cache."""
