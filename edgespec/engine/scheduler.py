@@ -332,9 +332,9 @@ class Scheduler:
             if ready and self._target.divides_images(sequence):
                 most = self._limits_with(ready, [rows]).rows
                 rows = min(rows, most)
-            self._make_room(rows)  # it takes as many cells
-            if sequence.cache is None:
-                return
+        self._make_room(rows or min(sequence.missing_text, self._target.prompt_rows))  # it takes as many cells
+        if sequence.cache is None:
+            return
         sequence.started = True
         sequence.read += self._target.read_chunk(sequence, image_rows=most)
         sequence.tell_progress()
