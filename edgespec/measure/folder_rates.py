@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryDirectory
 
 from edgespec.base.progress import Progress
 from edgespec.errors import StreamError
@@ -56,10 +56,13 @@ def _measured(folder: Path, on_progress: Progress) -> DiskProfile:
     from edgespec.measure.throughput import measure_reading
 
     on_progress(f"Measuring the disk of {folder}", 0.0)
-    with NamedTemporaryFile(dir=folder, prefix=".edgespec-speed-") as file:
-        block = os.urandom(_BLOCK_BYTES)  # a disk may compress zeros
-        for _ in range(_FILE_BYTES // _BLOCK_BYTES):
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-        return measure_reading(Path(file.name), _SECONDS, on_progress)
+    # A temporary file that is open could not be opened again on Windows.
+    with TemporaryDirectory(dir=folder, prefix=".edgespec-speed-") as inside:
+        path = Path(inside, "blocks")
+        with path.open("wb") as file:
+            block = os.urandom(_BLOCK_BYTES)  # a disk may compress zeros
+            for _ in range(_FILE_BYTES // _BLOCK_BYTES):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        return measure_reading(path, _SECONDS, on_progress)
