@@ -328,11 +328,12 @@ class Scheduler:
         if image is not None:
             rows = max(rows, image.end - sequence.n_cached)
         most = None
-        if rows:
-            if ready and self._target.divides_images(sequence):
-                most = self._limits_with(ready, [rows]).rows
-                rows = min(rows, most)
-        self._make_room(rows or min(sequence.missing_text, self._target.prompt_rows))  # it takes as many cells
+        if rows and ready and self._target.divides_images(sequence):
+            most = self._limits_with(ready, [rows]).rows
+            rows = min(rows, most)
+        self._make_room(
+            rows or min(sequence.missing_text, self._target.prompt_rows)
+        )  # the cells that it takes
         if sequence.cache is None:
             return
         sequence.started = True
