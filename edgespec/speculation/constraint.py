@@ -118,7 +118,7 @@ class Constraint:
         return self._forced[key]
 
     def _move_to(self, answer: list[int]) -> None:
-        """Go on with an answer: of one that extends the last one, only the new tokens are looked at."""
+        """Continue with an answer: of one that extends the last one, only the new tokens are looked at."""
         before, forced = len(self._sequence), self._forced.get((), ())
         extends = answer[:before] == self._sequence
         new = answer[before:] if extends else answer
