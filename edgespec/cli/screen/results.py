@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
+import stat
 import sys
 from typing import Any, TextIO
 
@@ -88,7 +90,10 @@ class ResultStream:
         except BrokenPipeError:
             raise
         except (OSError, ValueError) as error:
+            unread = isinstance(error, OSError) and error.errno == errno.EINVAL and _is_pipe(self._stream)
             _discard_buffer(self._stream)
+            if unread:
+                raise BrokenPipeError from error  # Windows does not tell it from a wrong argument
             if isinstance(error, OSError):
                 raise unwritable(self.name, error) from error
             raise OutputError(f"{self.name} cannot be written: {error}.", "") from error
@@ -135,6 +140,12 @@ def _differs() -> EdgeSpecError:
 def results() -> ResultStream:
     """Standard output."""
     return ResultStream(sys.stdout, "Standard output")
+
+
+def _is_pipe(stream: TextIO) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
+    return False
 
 
 def _discard_buffer(stream: TextIO) -> None:
