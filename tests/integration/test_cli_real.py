@@ -90,6 +90,8 @@ def test_an_answer_is_whole_where_standard_error_cannot_be_written(
 ) -> None:
     if "full" in stderr and not Path("/dev/full").exists():
         pytest.skip("the system has no /dev/full")
+    if sys.platform == "win32":
+        pytest.skip("there is no bash")
     options = "--verbose --sampling greedy --max-tokens 20"  # so that much is said there
 
     shell = ["bash", "-c", f"exec {' '.join(PROGRAM)} {command} {options} {stderr}"]
@@ -324,6 +326,7 @@ def test_text_in_a_locale_without_utf8(short_path: Path) -> None:
     assert json.loads(done.stdout)["prompt"] == "Grüß dich 漢"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="arguments are always text there")
 def test_a_prompt_that_is_not_utf8_is_refused_in_any_locale(short_path: Path) -> None:
     for locale in ({}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}):
         done = subprocess.run(

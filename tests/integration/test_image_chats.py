@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -228,10 +229,11 @@ def test_paths_that_a_terminal_pastes(tmp_path: Path, picture: Path) -> None:
     plain.write_bytes(ANOTHER)
     url = picture.as_uri()
     assert "%20" in url
+    escaped = str(picture).replace(" ", "\\ ") if os.sep == "/" else f'"{picture}"'
     for text, rest, count in (
+        (escaped, "", 1),
         (f"'{picture}' what is this?", "what is this?", 1),
         (f'what is "{picture}" about?', "what is about?", 1),
-        (str(picture).replace(" ", "\\ "), "", 1),
         (f"{url} {plain}", "", 2),
         (f"compare {plain} and {plain}", "compare and", 2),
         ("what is my cat.png?", "what is my cat.png?", 0),

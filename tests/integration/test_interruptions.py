@@ -245,6 +245,7 @@ print(interrupted)
 """
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("kind", slow_except(["model"], ["model", "streamed-model"]))
 def test_ctrl_c_in_a_program_ends_the_answer_and_spoils_nothing(models: dict[str, Path], kind: str) -> None:
     """With Python's own handler, which raises wherever the main thread happens to be."""
