@@ -46,10 +46,13 @@ inline void convert(const char * from, size_t stride, int64_t cells, int64_t fir
     }
 }
 
-// Has cells fetched from memory while those before them are computed with.
-inline void fetch(const char * from, size_t stride, int64_t cells, size_t bytes) {
-    for (int64_t c = 0; c < cells; c++, from += stride) {
-        for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+// The same for a block of cells of either type; has the next block fetched from memory meanwhile.
+inline void convert_block(const char * from, size_t stride, int64_t cells, int64_t first, int64_t size, bool quantized, float * to) {
+    if (quantized) convert<true>(from, stride, cells, first, size, to);
+    else convert<false>(from, stride, cells, first, size, to);
+    const char * next = from + CELLS * stride + first * sizeof(uint16_t);
+    for (int64_t c = 0; c < cells; c++, next += stride) {
+        for (size_t i = 0; i < size * sizeof(uint16_t); i += 64) __builtin_prefetch(next + i);
     }
 }
 
@@ -117,6 +120,13 @@ template <typename F> inline EDGESPEC_ALWAYS void each_seen(const Tile & t, F &&
     for (int64_t block = 0; block < t.n_cells; block += CELLS) {
         if (t.seen[block / CELLS]) f(block, block + CELLS < t.n_cells ? CELLS : t.n_cells - block);
     }
+}
+
+// Calls f with a number of vectors of queries that are computed together, as a constant, and the first of them.
+template <typename F> inline void each_group(const Tile & t, F && f) {
+    int vector = 0;
+    for (; vector + V16::TOGETHER <= vectors(t); vector += V16::TOGETHER) f(std::integral_constant<int, V16::TOGETHER>(), vector);
+    for (; vector < vectors(t); vector++) f(std::integral_constant<int, 1>(), vector);
 }
 
 void begin(const Tile & t) {
@@ -197,9 +207,7 @@ void score_block(const Tile & t, int64_t block, int64_t cells) {
         }
         return;
     }
-    int vector = 0;
-    for (; vector + V16::TOGETHER <= vectors(t); vector += V16::TOGETHER) score_vectors<V16::TOGETHER>(t, vector, block, cells);
-    for (; vector < vectors(t); vector++) score_vectors<1>(t, vector, block, cells);
+    each_group(t, [&](auto v, int vector) { score_vectors<v>(t, vector, block, cells); });
 }
 
 void score(const Tile & t, int64_t cell0, int64_t cell1) {
@@ -208,10 +216,7 @@ void score(const Tile & t, int64_t cell0, int64_t cell1) {
         const Seen seen = seen_by(t, block / CELLS);
         t.seen[block / CELLS] = (uint8_t) seen;
         if (seen == SEEN_BY_NONE) continue;
-        const char * keys = t.keys + block * t.key_cell;
-        if (t.quantized_keys) convert<true>(keys, t.key_cell, cells, 0, t.k_size, t.converted);
-        else convert<false>(keys, t.key_cell, cells, 0, t.k_size, t.converted);
-        fetch(keys + CELLS * t.key_cell, t.key_cell, cells, t.k_size * sizeof(uint16_t));
+        convert_block(t.keys + block * t.key_cell, t.key_cell, cells, 0, t.k_size, t.quantized_keys, t.converted);
         score_block(t, block, cells);
         if (seen == SEEN_BY_ALL) continue;
         for (int lane = 0; lane < t.lanes; lane++) {
@@ -300,71 +305,56 @@ void soften(const Tile & t) {
     for (int vector = 0; vector < vectors(t); vector++) soften_vector(t, vector);
 }
 
-// Adds N values of some cells, for V vectors of queries.
+// Numbers of some cells, V vectors or N single ones, and the distances to those of the next cell and to the next of a cell.
+struct OfCells {
+    const float * at;
+    int64_t cell, next;
+};
+
+// Adds the products of each vector and each single number, cell after cell.
 template <int V, int N>
-inline void add_values(const float * values, int64_t stride, int64_t cells, const float * weights, int64_t next_weights,
-                       float * sums, int64_t next_sums) {
+inline EDGESPEC_ALWAYS void add_products(int64_t cells, OfCells vectors, OfCells singles, float * sums, int64_t next_vector,
+                                         int64_t next_single) {
     V16 s[V * N];
-    unrolled<V * N>(EDGESPEC_EACH(j) { s[j] = V16::load(sums + j / N * next_sums + j % N * LANES); });
+    unrolled<V * N>(EDGESPEC_EACH(j) { s[j] = V16::load(sums + j / N * next_vector + j % N * next_single); });
     for (int64_t c = 0; c < cells; c++) {
-        V16 weight[V];
-        unrolled<V>(EDGESPEC_EACH(v) { weight[v] = V16::load(weights + v * next_weights + c * LANES); });
-        unrolled<N>(EDGESPEC_EACH(i) {
-            const V16 value = V16::of(values[c * stride + i]);
-            unrolled<V>(EDGESPEC_EACH(v) { s[v * N + i] = fma(value, weight[v], s[v * N + i]); });
+        V16 x[V];
+        unrolled<V>(EDGESPEC_EACH(v) { x[v] = V16::load(vectors.at + c * vectors.cell + v * vectors.next); });
+        unrolled<N>(EDGESPEC_EACH(n) {
+            const V16 single = V16::of(singles.at[c * singles.cell + n * singles.next]);
+            unrolled<V>(EDGESPEC_EACH(v) { s[v * N + n] = fma(x[v], single, s[v * N + n]); });
         });
     }
-    unrolled<V * N>(EDGESPEC_EACH(j) { s[j].store(sums + j / N * next_sums + j % N * LANES); });
+    unrolled<V * N>(EDGESPEC_EACH(j) { s[j].store(sums + j / N * next_vector + j % N * next_single); });
 }
 
 template <int V>
 inline void sum_vectors(const Tile & t, int vector, int64_t block, int64_t cells, int64_t value0, int64_t size) {
     const float * weights = t.scores + (vector * t.n_cells + block) * LANES;
     float * sums = t.sums + (vector * t.v_size + value0) * LANES;
-    for (int64_t i = 0; i < size; i += V16::GROUP)
-        add_values<V, V16::GROUP>(t.converted + i, size, cells, weights, t.n_cells * LANES, sums + i * LANES, t.v_size * LANES);
-}
-
-// Adds M vectors of values of some cells, for N queries.
-template <int N, int M>
-inline void add_few(const float * values, int64_t stride, int64_t cells, const float * weights, int64_t next_weights,
-                    float * sums, int64_t next_sums) {
-    V16 s[N * M];
-    unrolled<N * M>(EDGESPEC_EACH(j) { s[j] = V16::load(sums + j / M * next_sums + j % M * LANES); });
-    for (int64_t c = 0; c < cells; c++) {
-        V16 x[M];
-        unrolled<M>(EDGESPEC_EACH(m) { x[m] = V16::load(values + c * stride + m * LANES); });
-        unrolled<N>(EDGESPEC_EACH(lane) {
-            const V16 weight = V16::of(weights[lane * next_weights + c]);
-            unrolled<M>(EDGESPEC_EACH(m) { s[lane * M + m] = fma(x[m], weight, s[lane * M + m]); });
-        });
+    for (int64_t i = 0; i < size; i += V16::GROUP) {
+        add_products<V, V16::GROUP>(cells, {weights, LANES, t.n_cells * LANES}, {t.converted + i, size, 1}, sums + i * LANES,
+                                    t.v_size * LANES, LANES);
     }
-    unrolled<N * M>(EDGESPEC_EACH(j) { s[j].store(sums + j / M * next_sums + j % M * LANES); });
 }
 
 template <int N> inline void sum_few(const Tile & t, int64_t block, int64_t cells, int64_t value0, int64_t size) {
     constexpr int M = N > V16::GROUP ? 1 : N > V16::GROUP / 2 ? 2 : 4;
-    const int64_t next_weights = padded_cells(t.n_cells);
-    float * sums = t.sums + value0;
+    const auto add = [&](auto m, int64_t i) {
+        add_products<m, N>(cells, {t.converted + i, size, LANES}, {t.scores + block, 1, padded_cells(t.n_cells)},
+                           t.sums + value0 + i, LANES, t.v_size);
+    };
     int64_t i = 0;
-    for (; i + M * LANES <= size; i += M * LANES)
-        add_few<N, M>(t.converted + i, size, cells, t.scores + block, next_weights, sums + i, t.v_size);
-    for (; i < size; i += LANES)
-        add_few<N, 1>(t.converted + i, size, cells, t.scores + block, next_weights, sums + i, t.v_size);
+    for (; i + M * LANES <= size; i += M * LANES) add(std::integral_constant<int, M>(), i);
+    for (; i < size; i += LANES) add(std::integral_constant<int, 1>(), i);
 }
 
 void sum(const Tile & t, int64_t value0, int64_t value1) {
     const int64_t size = value1 - value0;
     each_seen(t, [&](int64_t block, int64_t cells) {
-        const char * values = t.values + block * t.value_cell;
-        if (t.quantized_values) convert<true>(values, t.value_cell, cells, value0, size, t.converted);
-        else convert<false>(values, t.value_cell, cells, value0, size, t.converted);
-        fetch(values + CELLS * t.value_cell, t.value_cell, cells, size * sizeof(uint16_t));
+        convert_block(t.values + block * t.value_cell, t.value_cell, cells, value0, size, t.quantized_values, t.converted);
         if (few(t)) return with_lanes(t, [&](auto n) { sum_few<n>(t, block, cells, value0, size); });
-        int vector = 0;
-        for (; vector + V16::TOGETHER <= vectors(t); vector += V16::TOGETHER)
-            sum_vectors<V16::TOGETHER>(t, vector, block, cells, value0, size);
-        for (; vector < vectors(t); vector++) sum_vectors<1>(t, vector, block, cells, value0, size);
+        each_group(t, [&](auto v, int vector) { sum_vectors<v>(t, vector, block, cells, value0, size); });
     });
 }
 
