@@ -23,10 +23,6 @@ struct Groups {
     explicit Groups(int n) : count((n + 15) / 16), rows((n + count - 1) / count) {}
 };
 
-void fetch(const uint8_t * from, int bytes) {
-    for (int i = 0; i < bytes; i += 64) I::prefetch(from + i);
-}
-
 // Where scales and quants are small and unsigned, the product with the scale's low and high three bits fits a byte.
 template <class T> constexpr bool has_small_scales = T::MIN;
 template <class T> constexpr int HIGH_SHIFT = has_small_scales<T> ? 3 : 8;
@@ -53,12 +49,11 @@ template <class T> struct SuperBlock {
         for (int step = 0; step < 8; step++, steps += T::BITS * 64) {
             Ints quants[VECTORS];
             edgespec::decode<I, T>(steps, quants);
-            fetch(steps + ahead, T::BITS * 64);
+            fetch<I>(steps + ahead, T::BITS * 64);
             constexpr int EACH = T::SUB / 4;  // vectors
             for (int part = 0; part < VECTORS / EACH; part++) {
                 const int index = step * (VECTORS / EACH) + part;
-                Ints pair = I::pairs(scales + index / 2 * 32);
-                if constexpr (T::SHARED) pair = I::low_nibbles(pair);
+                const Ints pair = scale_pair<I, T>(scales, index / 2);
                 const Ints left = _mm512_slli_epi32(pair, 16), right = _mm512_srli_epi32(pair, 16);
                 const Ints scale = index % 2 ? _mm512_mask_blend_epi16(0xaaaaaaaa, right, pair)
                                              : _mm512_mask_blend_epi16(0xaaaaaaaa, pair, left);
@@ -96,10 +91,7 @@ template <class T> void multiply_super_panel(const Work & work, const Activation
         const Floats d = I::halves(own_scales + T::D_AT);
         const Floats dmin = T::MIN ? I::halves(own_scales + T::D_AT + 32) : d;
         Ints by[T::PAIRS];  // what sums of activations are multiplied by
-        for (int p = 0; p < T::PAIRS; p++) {
-            by[p] = I::pairs(own_scales + (T::MIN ? T::MINS_AT : 0) + p * 32);
-            if constexpr (T::SHARED) by[p] = I::high_nibbles(by[p]);
-        }
+        for (int p = 0; p < T::PAIRS; p++) by[p] = other_pair<I, T>(own_scales, p);
         const size_t next = a.padded * GROUP;
         for (int g = 0; g < groups.count; g += 2) {
             const int8_t * x = a.quants + (block * 4 * a.padded + row0 + g * M) * GROUP;
@@ -164,7 +156,7 @@ template <class T> struct SmallSteps {
         for (int step = 0; step < count; step++, steps += T::BITS * 64) {
             Ints decoded[VECTORS];
             edgespec::decode<I, T>(steps, decoded);
-            fetch(steps + ahead, T::BITS * 64);
+            fetch<I>(steps + ahead, T::BITS * 64);
 #pragma GCC unroll 8
             for (int i = 0; i < VECTORS; i++)
                 _mm512_store_si512(quants + step * STEP_BYTES + i * VECTOR_BYTES, I::subtract(decoded[i], I::bytes(T::OFFSET)));

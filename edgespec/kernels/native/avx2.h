@@ -30,7 +30,7 @@ template <bool VNNI> struct Avx2 {
         return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *) table)), index);
     }
     static void arrange(Bytes *) {}
-    static void prefetch(const uint8_t * p) { _mm_prefetch((const char *) p, _MM_HINT_T0); }
+    static void prefetch(const uint8_t * p) { _mm_prefetch((const char *) p, _MM_HINT_T1); }
 
     static Ints no_ints() { return _mm256_setzero_si256(); }
     static Ints ints(const int32_t * p) { return _mm256_load_si256((const __m256i *) p); }

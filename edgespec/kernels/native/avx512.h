@@ -33,7 +33,7 @@ struct Avx512 {
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *) table)), index);
     }
     static void arrange(Bytes *) {}
-    static void prefetch(const uint8_t * p) { _mm_prefetch((const char *) p, _MM_HINT_T0); }
+    static void prefetch(const uint8_t * p) { _mm_prefetch((const char *) p, _MM_HINT_T1); }
 
     static Ints no_ints() { return _mm512_setzero_si512(); }
     static Ints ints(const int32_t * p) { return _mm512_load_si512(p); }

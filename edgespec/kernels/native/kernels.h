@@ -44,7 +44,12 @@ namespace {
 
 #define EACH(w) _Pragma("GCC unroll 4") for (int w = 0; w < W; w++)
 
-// Where strips read and what they add up.
+// Has memory read into the second cache: what is fetched is a panel away, and the first holds little more than a panel.
+template <class I> inline void fetch(const uint8_t * from, int bytes) {
+    for (int i = 0; i < bytes; i += 64) I::prefetch(from + i);
+}
+
+// Where strips read.
 template <class I, class T, int W> struct Strips {
     const uint8_t * steps[W];   // of quants
     const uint8_t * scales[W];  // of blocks
@@ -60,11 +65,19 @@ template <class I, class T, int W> struct Strips {
         }
     }
 
+    // Of the block of a Super type, whose vectors of scales have two bytes for a lane.
+    const uint8_t * block_scales(int w) const { return scales[w] + part[w] * I::LANES * 2; }
+
     // Has the step of the next panels fetched, each part of a panel its share.
     void next_step(int w) {
-        for (int i = 0; i < T::BITS * I::BYTES / 64; i++)
-            I::prefetch(steps[w] + ahead + i * VECTOR_BYTES + part[w] * (T::BITS * I::BYTES - I::BYTES));
+        fetch<I>(steps[w] + ahead + part[w] * (T::BITS - 1) * I::BYTES, T::BITS * I::BYTES);
         steps[w] += T::BITS * 64;
+    }
+
+    // Has the scales of the next panels fetched.
+    void next_scales(int w) {
+        if (part[w] == 0) fetch<I>(scales[w] + ahead, T::SCALE_BYTES);
+        scales[w] += T::SCALE_BYTES;
     }
 };
 
@@ -153,11 +166,19 @@ inline typename I::Floats small_total(typename I::Ints sum, typename I::Floats d
     return total;
 }
 
-// W strips of a Super type by at most CHUNK rows. ONE: by one row, where each strip's weights are used as soon as they
-// are decoded, so that more strips fit into registers.
-template <class I, class T, int W, bool ONE>
-inline void multiply_super(const Work & work, const Activations & a, int64_t first, int64_t row0, int given) {
-    const int rows = ONE ? 1 : given;
+// Pair p of a block's scales, and of what the sums of activations are multiplied by: its mins, or its scales again.
+template <class I, class T> inline typename I::Ints scale_pair(const uint8_t * scales, int p) {
+    const auto pair = I::pairs(scales + p * 32);
+    return T::SHARED ? I::low_nibbles(pair) : pair;
+}
+template <class I, class T> inline typename I::Ints other_pair(const uint8_t * scales, int p) {
+    const auto pair = I::pairs(scales + (T::MIN ? T::MINS_AT : 0) + p * 32);
+    return T::SHARED ? I::high_nibbles(pair) : pair;
+}
+
+// W strips of a Super type by at most CHUNK rows.
+template <class I, class T, int W>
+inline void multiply_super(const Work & work, const Activations & a, int64_t first, int64_t row0, int rows) {
     using Ints = typename I::Ints;
     constexpr bool OFFSET = T::OFFSET != 0 && !I::template is_signed<T>;
     alignas(64) int32_t sums[CHUNK * W * I::LANES];
@@ -165,124 +186,92 @@ inline void multiply_super(const Work & work, const Activations & a, int64_t fir
     Strips<I, T, W> s(work, first);
     for (int i = 0; i < rows * W; i++) I::store(totals + i * I::LANES, I::zeros());
     for (int64_t block = 0; block < work.k / 256; block++) {
-        Ints pairs[W][T::PAIRS], mins[W][T::PAIRS];
-        EACH(w) {
-            for (int p = 0; p < T::PAIRS; p++) {
-                pairs[w][p] = I::pairs(s.scales[w] + p * 32 + s.part[w] * I::LANES * 2);
-                if constexpr (T::SHARED) {
-                    mins[w][p] = I::high_nibbles(pairs[w][p]);
-                    pairs[w][p] = I::low_nibbles(pairs[w][p]);
-                } else if constexpr (T::MIN) {
-                    mins[w][p] = I::pairs(s.scales[w] + T::MINS_AT + p * 32 + s.part[w] * I::LANES * 2);
-                }
-            }
-        }
 #pragma GCC unroll 8
         for (int step = 0; step < 8; step++) {
             typename I::Bytes quants[W][VECTORS];
             typename I::Scale scale[W], second[W];
-            const auto take = [&](int w) __attribute__((always_inline)) {
+            EACH(w) {
                 decode<I, T>(s.steps[w], quants[w]);
                 s.next_step(w);
-                if constexpr (T::SUB == 32) {
-                    scale[w] = step % 2 ? I::second(pairs[w][step / 2]) : I::first(pairs[w][step / 2]);
-                } else {
-                    scale[w] = I::first(pairs[w][step]);
-                    second[w] = I::second(pairs[w][step]);
-                }
-            };
+                const Ints pair = scale_pair<I, T>(s.block_scales(w), step * T::PAIRS / 8);
+                scale[w] = T::SUB == 32 && step % 2 ? I::second(pair) : I::first(pair);
+                if constexpr (T::SUB == 16) second[w] = I::second(pair);
+            }
             const int8_t * x = a.quants + ((block * 4 + step / 2) * a.padded + row0) * GROUP + step % 2 * STEP;
-            const auto add = [&](int w, int r, int here) __attribute__((always_inline)) {
+            for (int r = 0; r < rows; r += I::ROWS, x += I::ROWS * GROUP) {
+                const int here = rows - r < I::ROWS ? 1 : I::ROWS;
                 const int8_t * y = here == 2 ? x + GROUP : x;
-                Ints found[I::ROWS];
-                if constexpr (T::SUB == 32) {
-                    scaled_sums<I, T, 8>(quants[w], x, y, scale[w], found);
-                } else {
-                    Ints more[I::ROWS];
-                    scaled_sums<I, T, 4>(quants[w], x, y, scale[w], found);
-                    scaled_sums<I, T, 4>(quants[w] + 4, x + 16, y + 16, second[w], more);
-                    for (int i = 0; i < I::ROWS; i++) found[i] = I::add(found[i], more[i]);
+                EACH(w) {
+                    Ints found[I::ROWS];
+                    if constexpr (T::SUB == 32) {
+                        scaled_sums<I, T, 8>(quants[w], x, y, scale[w], found);
+                    } else {
+                        Ints more[I::ROWS];
+                        scaled_sums<I, T, 4>(quants[w], x, y, scale[w], found);
+                        scaled_sums<I, T, 4>(quants[w] + 4, x + 16, y + 16, second[w], more);
+                        for (int i = 0; i < I::ROWS; i++) found[i] = I::add(found[i], more[i]);
+                    }
+                    for (int i = 0; i < I::ROWS && i < here; i++) {
+                        int32_t * to = sums + ((r + i) * W + w) * I::LANES;
+                        I::store(to, step ? I::add(I::ints(to), found[i]) : found[i]);
+                    }
                 }
-                for (int i = 0; i < I::ROWS && i < here; i++) {
-                    int32_t * to = sums + ((r + i) * W + w) * I::LANES;
-                    I::store(to, step ? I::add(I::ints(to), found[i]) : found[i]);
-                }
-            };
-            if constexpr (ONE) {
-                EACH(w) take(w), add(w, 0, 1);
-            } else {
-                EACH(w) take(w);
-                for (int r = 0; r < rows; r += I::ROWS, x += I::ROWS * GROUP)
-                    EACH(w) add(w, r, rows - r < I::ROWS ? 1 : I::ROWS);
             }
         }
         const int64_t at = block * a.padded + row0;
-        typename I::Floats d[W], dmin[W];
-        EACH(w) {
-            const uint8_t * halves = s.scales[w] + T::D_AT + s.part[w] * I::LANES * 2;
-            d[w] = I::halves(halves);
-            dmin[w] = T::MIN ? I::halves(halves + 32) : d[w];
-            s.scales[w] += T::SCALE_BYTES;
-        }
-        for (int r = 0; r < rows; r++) {
-            const int16_t * of = T::SUB == 32 ? a.sums32 + (at + r) * 8 : a.sums16 + (at + r) * 16;
-            EACH(w) {
+        for (int w = 0; w < W; w++) {
+            const uint8_t *scales = s.block_scales(w), *halves = scales + T::D_AT;
+            const typename I::Floats d = I::halves(halves), dmin = T::MIN ? I::halves(halves + 32) : d;
+            for (int r = 0; r < rows; r++) {
+                const int16_t * of = T::SUB == 32 ? a.sums32 + (at + r) * 8 : a.sums16 + (at + r) * 16;
                 Ints sum = I::ints(sums + (r * W + w) * I::LANES), other = I::no_ints();
                 if constexpr (OFFSET || T::MIN) {
-                    const Ints * by = T::MIN ? mins[w] : pairs[w];
-                    other = I::dot_pairs(by[0], of);
+                    other = I::dot_pairs(other_pair<I, T>(scales, 0), of);
 #pragma GCC unroll 7
-                    for (int p = 1; p < T::PAIRS; p++) other = I::add_dot_pairs(other, by[p], of + 2 * p);
+                    for (int p = 1; p < T::PAIRS; p++)
+                        other = I::add_dot_pairs(other, other_pair<I, T>(scales, p), of + 2 * p);
                 }
                 float * total = totals + (r * W + w) * I::LANES;
-                I::store(total, super_total<I, T>(sum, other, d[w], dmin[w], a.d[at + r], I::floats(total)));
+                I::store(total, super_total<I, T>(sum, other, d, dmin, a.d[at + r], I::floats(total)));
             }
+            s.next_scales(w);
         }
     }
     write_rows<I, W>(work, totals, first, row0, rows);
 }
 
-template <class I, class T, int W, bool ONE>
-inline void multiply_small(const Work & work, const Activations & a, int64_t first, int64_t row0, int given) {
-    const int rows = ONE ? 1 : given;
+template <class I, class T, int W>
+inline void multiply_small(const Work & work, const Activations & a, int64_t first, int64_t row0, int rows) {
     using Ints = typename I::Ints;
-    constexpr bool OFFSET = T::OFFSET != 0 && !I::template is_signed<T>;
     alignas(64) float totals[CHUNK * W * I::LANES];
     Strips<I, T, W> s(work, first);
     for (int i = 0; i < rows * W; i++) I::store(totals + i * I::LANES, I::zeros());
     for (int64_t step = 0; step < work.k / STEP; step++) {
         typename I::Bytes quants[W][VECTORS];
         typename I::Floats d[W], m[W];
-        const auto take = [&](int w) __attribute__((always_inline)) {
+        EACH(w) {
             decode<I, T>(s.steps[w], quants[w]);
             s.next_step(w);
             if constexpr (T::SCALING == Scaling::POWER) d[w] = I::powers(s.scales[w] + s.part[w] * I::LANES);
             else d[w] = I::halves(s.scales[w] + s.part[w] * I::LANES * 2);
             m[w] = T::MIN ? I::halves(s.scales[w] + 32 + s.part[w] * I::LANES * 2) : d[w];
-            s.scales[w] += T::SCALE_BYTES;
-        };
+            s.next_scales(w);
+        }
         const int8_t * x = a.quants + (step / 2 * a.padded + row0) * GROUP + step % 2 * STEP;
         const int64_t at = step * a.padded + row0;
-        const auto add = [&](int w, int r, int here, Ints start) __attribute__((always_inline)) {
-            Ints found[I::ROWS];
-            dot_sums<I, T>(start, quants[w], x, here == 2 ? x + GROUP : x, found);
-            for (int i = 0; i < I::ROWS && i < here; i++) {
-                const int64_t row = at + r + i;
-                float * to = totals + ((r + i) * W + w) * I::LANES;
-                I::store(to, small_total<I, T>(found[i], d[w], m[w], a.d[row], a.scaled[row], I::floats(to)));
-            }
-        };
-        const auto start = [&](int r) __attribute__((always_inline)) {
-            if constexpr (OFFSET) return I::dot_pairs(I::first_of_pair(-T::OFFSET), (const int16_t *) (a.sums + at + r));
-            else return I::no_ints();
-        };
-        if constexpr (ONE) {
-            EACH(w) take(w), add(w, 0, 1, start(0));
-        } else {
-            EACH(w) take(w);
-            for (int r = 0; r < rows; r += I::ROWS, x += I::ROWS * GROUP) {
-                const Ints begun = start(r);
-                EACH(w) add(w, r, rows - r < I::ROWS ? 1 : I::ROWS, begun);
+        for (int r = 0; r < rows; r += I::ROWS, x += I::ROWS * GROUP) {
+            const int here = rows - r < I::ROWS ? 1 : I::ROWS;
+            Ints start = I::no_ints();
+            if constexpr (T::OFFSET != 0 && !I::template is_signed<T>)
+                start = I::dot_pairs(I::first_of_pair(-T::OFFSET), (const int16_t *) (a.sums + at + r));
+            EACH(w) {
+                Ints found[I::ROWS];
+                dot_sums<I, T>(start, quants[w], x, here == 2 ? x + GROUP : x, found);
+                for (int i = 0; i < I::ROWS && i < here; i++) {
+                    const int64_t row = at + r + i;
+                    float * to = totals + ((r + i) * W + w) * I::LANES;
+                    I::store(to, small_total<I, T>(found[i], d[w], m[w], a.d[row], a.scaled[row], I::floats(to)));
+                }
             }
         }
     }
@@ -328,16 +317,10 @@ template <class I, class T, int W> void multiply_strips(const Work & work, const
     } else {
         for (int64_t r = 0; r < a.rows; r += CHUNK) {
             const int rows = (int) (a.rows - r < CHUNK ? a.rows - r : CHUNK);
-            if constexpr (T::BLOCK == 256) multiply_super<I, T, W, false>(work, a, first, r, rows);
-            else multiply_small<I, T, W, false>(work, a, first, r, rows);
+            if constexpr (T::BLOCK == 256) multiply_super<I, T, W>(work, a, first, r, rows);
+            else multiply_small<I, T, W>(work, a, first, r, rows);
         }
     }
-}
-
-// Whole panels by one row: lines of memory are read once, in order.
-template <class I, class T> void multiply_row(const Work & work, const Activations & a, int64_t first) {
-    if constexpr (T::BLOCK == 256) multiply_super<I, T, I::PARTS, true>(work, a, first, 0, 1);
-    else multiply_small<I, T, I::PARTS, true>(work, a, first, 0, 1);
 }
 
 template <class T> constexpr int activation_kind() {
@@ -350,9 +333,6 @@ template <class I> bool multiply(int type, const Work & work) {
         const Activations a = place(activation_kind<T>(), work.k, work.rows, const_cast<void *>(work.activations));
         int64_t strip = work.panel0 * I::PARTS;
         const int64_t end = work.panel1 * I::PARTS;
-        if constexpr (I::PARTS > I::STRIPS && !is_float<T>)
-            if (a.rows == 1)
-                for (; strip < end; strip += I::PARTS) multiply_row<I, T>(work, a, strip);
         for (; strip + I::STRIPS <= end; strip += I::STRIPS) multiply_strips<I, T, I::STRIPS>(work, a, strip);
         if constexpr (I::STRIPS > 1)
             for (; strip < end; strip++) multiply_strips<I, T, 1>(work, a, strip);
