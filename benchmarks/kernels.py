@@ -56,6 +56,7 @@ SETS = {  # the file of EdgeSpec's own kernels for each instruction set
 }
 _WORKER = "--serve"
 _SWEPT = 512 << 20  # bytes
+_ROWS = 512  # of a pass, at most
 
 
 def main() -> None:
@@ -207,10 +208,12 @@ def serve(path: Path, text: int, most: int, n_threads: int) -> None:
     rng = np.random.default_rng(0)
     with Model(path) as model:
         context = Context(
-            model, n_cells=text + most + 256, n_rows=512, n_outputs=most, n_sequences=1, n_threads=n_threads
+            model, n_cells=text + most + 256, n_rows=_ROWS, n_outputs=most, n_sequences=1, n_threads=n_threads
         )
         tokens = rng.integers(0, model.vocabulary.n_tokens, text + most, dtype=np.int32)
-        context.decode(TokenBatch.run(tokens[:text], 0, n_sequences=1, logits="last"))
+        for at in range(0, text, _ROWS):
+            piece = tokens[at : min(text, at + _ROWS)]
+            context.decode(TokenBatch.run(piece, at, n_sequences=1, logits="last"))
         for line in sys.stdin:
             batch = TokenBatch.run(tokens[text : text + int(line)], text, n_sequences=1, logits="all")
             begun = time.perf_counter()

@@ -52,7 +52,7 @@ inline void convert_block(const char * from, size_t stride, int64_t cells, int64
     else convert<false>(from, stride, cells, first, size, to);
     const char * next = from + CELLS * stride + first * sizeof(uint16_t);
     for (int64_t c = 0; c < cells; c++, next += stride) {
-        for (size_t i = 0; i < size * sizeof(uint16_t); i += 64) __builtin_prefetch(next + i);
+        for (size_t i = 0; i < size * sizeof(uint16_t); i += 64) __builtin_prefetch(next + i, 0, 2);  // the second cache
     }
 }
 
