@@ -96,6 +96,19 @@ def test_what_is_undone_is_undone_on_disk(engine: Engine, tmp_path: Path) -> Non
     kept.close()
 
 
+def test_a_conversation_that_has_begun_is_saved_with_its_state(engine: Engine, tmp_path: Path) -> None:
+    session = Session(engine)
+    ask(session, QUESTIONS[0])
+    session.save_to(tmp_path / "later.json")
+    session.close()
+    forget(engine)
+    again = Session(engine)
+    resumed = again.resume(tmp_path / "later.json")
+    again.close()
+    assert resumed is not None
+    assert resumed.restored == resumed.tokens - 1
+
+
 @pytest.mark.parametrize("kind", [str, Path, SessionFile])
 def test_a_session_is_saved_to_a_path_or_an_open_file(kind: type, quick: Engine, tmp_path: Path) -> None:
     path = tmp_path / "talk.json"

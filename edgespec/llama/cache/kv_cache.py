@@ -11,6 +11,8 @@ from edgespec.llama.cache.tree_cache import BranchingCache
 from edgespec.llama.runtime.batch import TokenBatch
 from edgespec.llama.runtime.context import Context
 
+_COMPARED = 256  # tokens that are compared at once, in C
+
 KVCache = BranchingCache | ChainCache | StateCache
 """A committed sequence with drafts at its end; see BranchingCache for what the methods do.
 
@@ -90,8 +92,12 @@ def placement(cache: KVCache) -> TreeRows | None:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """The length of the longest common prefix of two sequences."""
+    """The length of the longest common prefix of two sequences, which may be of different types."""
     shorter = min(len(a), len(b))
-    if a[:shorter] == b[:shorter]:  # the usual case, compared in C
-        return shorter
-    return next(i for i in range(shorter) if a[i] != b[i])
+    for start in range(0, shorter, _COMPARED):
+        end = min(start + _COMPARED, shorter)
+        if a[start:end] != b[start:end]:  # as a list and a tuple always are
+            differing = next((i for i in range(start, end) if a[i] != b[i]), None)
+            if differing is not None:
+                return differing
+    return shorter
