@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from edgespec.generation.result import TokenLogprob
 from edgespec.llama.cache.kv_cache import common_prefix
+from edgespec.speculation.top import top as top_of
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 
 
@@ -57,6 +59,7 @@ class PromptScores:
         self.top = top
         self._spell = spell
         self._found: dict[int, TokenLogprob] = {}
+        self._next = max(first, 1)  # everything that is wanted before this position is known
 
     @property
     def values(self) -> list[TokenLogprob | None]:
@@ -74,10 +77,9 @@ class PromptScores:
     @property
     def covered(self) -> int:
         """Tokens at the beginning of the prompt that need not be read for the sake of their logits."""
-        position = max(self.first, 1)
-        while position in self._found:
-            position += 1
-        return position - 1
+        while self._next in self._found:
+            self._next += 1
+        return self._next - 1
 
     def rows(self, start: int, end: int) -> range:
         """The rows whose logits are wanted, of those that read the tokens start .. end - 1."""
@@ -114,16 +116,14 @@ class PromptScores:
 
 def token_logprob(logits: FloatArray, token: int, top: int, spell: Callable[[int], bytes]) -> TokenLogprob:
     """The log-softmax of (n_vocab,) logits at a token, and at the `top` likeliest ones."""
-    scores = logits.astype(np.float64)
-    best = scores.max()
-    total = best + np.log(np.exp(scores - best).sum())
-    top = min(top, len(scores))
-    likeliest = np.argpartition(scores, -top)[-top:].tolist() if top else []
-    likeliest.sort(key=lambda other: (-scores[other], other))  # the first of equals first, as argmax
+    best = logits.max()
+    # Exponentials in single precision take a tenth of the time; their errors cancel out in the sum.
+    total = float(best) + math.log(np.exp(logits - best).sum(dtype=np.float64))
+    likeliest = top_of(logits[None], top)[1][0].tolist() if top else []
     return TokenLogprob(
         token,
-        float(scores[token] - total),
+        float(logits[token]) - total,
         spell(token),
-        tuple(TokenLogprob(other, float(scores[other] - total), spell(other)) for other in likeliest),
+        tuple(TokenLogprob(other, float(logits[other]) - total, spell(other)) for other in likeliest),
         is_greedy=int(logits.argmax()) == token,
     )

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.logprobs import Logprobs
+from edgespec.engine.logprobs import Logprobs, token_logprob
 from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.tree import Acceptance, TokenTree
 from tests.unit.fakes import FakeDrafter, fake_engine
@@ -31,6 +31,12 @@ def test_it_is_a_log_softmax_at_the_accepted_nodes(seed: int, top: int) -> None:
         best = np.argsort(-exact, kind="stable")[: min(top, 8)]
         assert [other.token for other in item.top] == best.tolist()
         assert np.allclose([other.logprob for other in item.top], exact[best])
+
+
+def test_of_equally_likely_tokens_the_first_are_named() -> None:
+    found = token_logprob(np.zeros(5000, dtype=np.float32), 9, 3, lambda token: b"%d" % token)
+    assert [other.token for other in found.top] == [0, 1, 2]
+    assert np.isclose(found.logprob, -np.log(5000))
 
 
 def test_each_token_of_an_answer_has_one_and_drafts_change_none() -> None:
