@@ -8,6 +8,7 @@ tends to draw the same token (Daliri et al. 2025, drafter-invariant sampling).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from enum import IntEnum
 from typing import Any
@@ -21,6 +22,9 @@ from edgespec.speculation.tree import FloatArray
 # Of a position: its random bits, which both sides use, and the noise as the drafter adds it to logits.
 _BITS_BYTES, _ADDED_BYTES = 8, 4
 _FEW = 64  # tokens whose bits are found faster than those of a whole vocabulary are drawn
+_MANY = 1024  # tokens of which a few are found faster than the noise of all
+_LIKELY = 2.0  # nats below the best
+_ROUNDING = 1e-6  # of noise and sums, in nats
 _PHILOX_WORDS = 4  # of a block, by which the generator advances
 _KEPT_POSITIONS = 32  # a tree spans fewer
 _KEPT_BYTES, _KEPT_WITHOUT_DRAFTS = 16 << 20, 4 << 20
@@ -89,9 +93,27 @@ class GumbelNoise:
 
     def at(self, position: int, tokens: NDArray[np.integer] | None = None) -> NDArray[np.float64]:
         """Gumbel(0, 1) noise at a position, for the given tokens or for the whole vocabulary."""
-        key = self.seed, self._stream, self._n_vocab, position
-        bits: NDArray[np.uint64] = self._cache.at(key, lambda: self._draw(position))
+        bits = self._bits(position)
         return _gumbel(bits if tokens is None else bits[tokens])
+
+    def _bits(self, position: int) -> NDArray[np.uint64]:
+        key = self.seed, self._stream, self._n_vocab, position
+        return self._cache.at(key, lambda: self._draw(position))
+
+    def first_choice(self, position: int, tokens: NDArray[np.integer], scores: NDArray[np.float64]) -> int:
+        """The token with the greatest sum of score and noise; of equal ones the first.
+
+        Logarithms of a whole vocabulary take longer than all other steps. Few tokens have so much noise that
+        they could be chosen before the likeliest ones, and random bits say which.
+        """
+        best = scores.max()
+        if len(tokens) > _MANY and np.isfinite(best):
+            bits = self._bits(position)[tokens]
+            likely = scores >= best - _LIKELY
+            needed = (scores[likely] + _gumbel(bits[likely])).max() - best + _LIKELY - _ROUNDING
+            possible = likely | (bits >= _bits_of(needed))
+            tokens, scores = tokens[possible], scores[possible]
+        return int(tokens[np.argmax(scores + self.of_few(position, tokens))])
 
     def of_few(self, position: int, tokens: NDArray[np.integer]) -> NDArray[np.float64]:
         """The noise of a few tokens, as `at`, without drawing that of all others."""
@@ -128,6 +150,11 @@ def _gumbel(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
     uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     noise: NDArray[np.float64] = -np.log(-np.log(uniform))
     return noise
+
+
+def _bits_of(noise: float) -> np.uint64:
+    """The least random bits with at least so much noise."""
+    return np.uint64(min(int(math.exp(-math.exp(-noise)) * 2**52), 2**52 - 1) << 12)
 
 
 def noise_bytes(n_vocab: int, *, drafts: bool, answers: int = 1) -> int:

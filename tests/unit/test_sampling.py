@@ -7,12 +7,15 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, reject
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from edgespec.generation.config import GenerationConfig
+from edgespec.speculation import noise
 from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.sampling import Sampler
+from tests.tiers import examples
 
 # Few distinct values, so that ties are common; -17 lies beyond the near tokens of the top-p search.
 _LOGIT = st.sampled_from([-math.inf, -40.0, -17.0, -3.0, -0.5, 0.0, 0.0, 0.5, 1.0, 1.0, 7.5]) | st.floats(
@@ -268,3 +271,44 @@ def test_filters_of_large_vocabularies_leave_the_likeliest(
     assert len(tokens) == pytest.approx(np.searchsorted(sums, top_p * sums[-1]) + 1, abs=1), "up to rounding"
     assert tokens.tolist() == order[: len(tokens)].tolist()
     assert np.array_equal(scores, logits[tokens].astype(np.float64) - logits.max())
+
+
+@settings(max_examples=examples(200))
+@given(
+    st.integers(0, 1 << 32),
+    st.sampled_from([0.0, 0.5, 2.5, 6.0]),
+    st.sampled_from([0.05, 1.0, 5.0]),
+    st.sampled_from([0.1, 0.9, 0.999, 1.0]),
+)
+def test_a_large_vocabulary_is_sampled_as_definitions_say(
+    seed: int, spread: float, temperature: float, top_p: float
+) -> None:
+    # Shortcuts for many tokens must not change what is chosen.
+    logits = (spread * np.random.default_rng(seed).standard_normal(3000)).astype(np.float32)
+    sampler = Sampler(GenerationConfig(temperature=temperature, top_p=top_p, top_k=0), len(logits), seed)
+    order = np.argsort(-logits, kind="stable")
+    weights = np.exp(logits[order].astype(np.float64) - float(logits.max()))
+    kept = len(order)
+    if top_p < 1:
+        kept = 1 + int((np.cumsum(weights)[:-1] < top_p * weights.sum()).sum())
+    tokens, _ = sampler.distribution(logits, 0)
+    if spread:
+        assert sorted(tokens.tolist()) == sorted(order[:kept].tolist())
+    scores = (logits[tokens].astype(np.float64) - float(logits.max())) / temperature
+    noise = GumbelNoise(seed, len(logits)).at(9, tokens)
+    assert sampler.choose(logits, [0] * 9) == tokens[np.argmax(scores + noise)]
+
+
+def test_the_noise_of_unlikely_tokens_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    gumbel = noise._gumbel
+
+    def counted(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
+        seen.append(len(bits))
+        return gumbel(bits)
+
+    monkeypatch.setattr(noise, "_gumbel", counted)
+    logits = np.zeros(100_000, dtype=np.float32)
+    logits[7] = 12
+    Sampler(GenerationConfig(temperature=1.0, top_k=0, top_p=1.0), len(logits), 1).choose(logits, [0])
+    assert sum(seen) < len(logits) / 2
