@@ -6,11 +6,13 @@ import ctypes
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFWriter
 
 import edgespec
 from edgespec.config import Config
@@ -42,6 +44,7 @@ from edgespec.models.gguf.layers import ModelFiles, layers_of_each_kind
 from edgespec.offload.weights import StreamedWeights
 from edgespec.planning.memory.needs import MemoryNeeds, tied_bytes
 from edgespec.planning.memory.stream_layout import StreamLayout
+from tests import tiny
 from tests.integration.test_streaming import load_streamed
 from tests.least_memory import load_in_least_memory
 from tests.sabotage import sabotage
@@ -139,6 +142,34 @@ def test_the_head_of_a_model_that_drafts_is_packed_in_fewer_bits(
         assert np.array_equal(logits(narrow, rows=33, n_threads=1), found)
     assert not np.array_equal(found, expected)
     assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.99
+
+
+@pytest.mark.slow
+def test_odd_matrices_of_a_stack_are_packed_where_they_were_read(
+    own: library.NativeLibrary, smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The stacks have more bytes than are copied at a time, and the last panel of each matrix is not full.
+    monkeypatch.setattr(tiny, "N_LAYER", 1)
+    experts, rows = tiny.N_EXPERT, 8200
+    mixture = tiny.MIXTURES["qwen3moe"]
+    odd: dict[str, tuple[int, ...]] = {
+        "ffn_gate_exps.weight": (experts, rows, tiny.N_EMBD),
+        "ffn_up_exps.weight": (experts, rows, tiny.N_EMBD),
+        "ffn_down_exps.weight": (experts, tiny.N_EMBD, rows),
+    }
+
+    def describe(writer: GGUFWriter) -> None:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(tiny.N_EXPERT_USED)
+        writer.add_expert_feed_forward_length(rows)
+
+    kind = replace(mixture, layer=mixture.layer | odd, keys=describe)
+    path = tiny.write_tiny(tmp_path / "odd.gguf", "qwen3moe", smol_path, kind=kind)
+    with Model(path) as model:
+        found = logits(model, rows=_LENGTH)
+    monkeypatch.setitem(own._f, "edgespec_read_in_place", lambda _on: None)
+    with Model(path) as model:
+        assert np.array_equal(logits(model, rows=_LENGTH), found)
 
 
 def test_they_compute_what_ggml_computes(

@@ -451,7 +451,7 @@ void set_tensor(Buffer *, Tensor * t, const void * data, size_t offset, size_t s
 void pack_in_place(Tensor * t) {
     const Packing packing(t);
     const size_t panel = EDGESPEC_PANEL_ROWS * packing.row;
-    const bool shrinks = edgespec_panel_bytes(packing.narrowed ? (int) Q5_0::ID : t->type, packing.k) <= panel;
+    const bool shrinks = edgespec_panel_bytes(packing.narrowed ? (int) Q5_0::ID : t->type, packing.k) < panel;
     const int64_t at_once = panel < COPIED_BYTES ? COPIED_BYTES / panel : 1;
     for (int64_t done = 0; done < packing.total; done += at_once) {
         const int64_t count = at_once < packing.total - done ? at_once : packing.total - done;
