@@ -117,6 +117,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     """The steps of loading, in order."""
     start = time.perf_counter()
     config = state.config
+    state.on_progress(f"Loading {path.name}", 0.0)  # first of all, trials take seconds
     read_header(path)  # a file that is no model is refused at once
     try_kernels(state)  # their outcome is part of what a file is vetted for
     target_files = read_model(path)
