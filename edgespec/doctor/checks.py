@@ -10,7 +10,6 @@ from edgespec.base.installation import compile_command
 from edgespec.base.units import readable
 from edgespec.doctor.facts import Facts
 from edgespec.kernels.setting import cost_of_missing, kernels_of
-from edgespec.machine.cores import FEATURES
 from edgespec.machine.disks import HDD, NETWORK, NVME, SSD, TMPFS, VIRTUAL
 from edgespec.machine.gpus import AMD, INTEL, NVIDIA
 
@@ -63,10 +62,9 @@ def _llama_cpp(facts: Facts) -> Iterator[Finding]:
     if facts.build is None:
         return
     built, has = facts.build.features, facts.machine.cores.features
-    missing = [name for name in has if name in FEATURES and name not in built]
-    if "AVX512_VNNI" in built and "AVX_VNNI" in missing:
-        missing.remove("AVX_VNNI")  # the wider one is used instead
-    if missing:
+    # EdgeSpec's own kernels are faster than llama.cpp's for AMX; AVX512_VNNI is used in place of AVX_VNNI.
+    needless = {"AMX_INT8", *(["AVX_VNNI"] if "AVX512_VNNI" in built else [])}
+    if missing := [name for name in has if name not in built and name not in needless]:
         yield Finding(
             WARNING,
             "processor",

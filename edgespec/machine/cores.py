@@ -45,7 +45,6 @@ _APPLE = {
     "MATMUL_INT8": ("FEAT_I8MM",),
     "SME": ("FEAT_SME",),
 }
-FEATURES = (*_X86, *_ARM)
 
 
 @dataclass(frozen=True)

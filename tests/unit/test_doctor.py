@@ -62,6 +62,7 @@ def with_model(verdict: str, drafter: str = "/models/small.gguf") -> Facts:
 
 def test_of_a_machine_that_is_well_nothing_is_wrong() -> None:
     assert diagnose(WELL) == []
+    assert diagnose(with_machine(cores=replace(CORES, features=("AVX2", "AMX_INT8")))) == []
     assert format_findings([]) == ["No problems found."]
 
 
