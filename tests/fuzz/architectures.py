@@ -4,7 +4,7 @@
 
 llama.cpp says which setting or tensor a file lacks and which shape a tensor should have. So a maker begins
 with the settings that most models have and supplies what it is told, until the file loads and computes.
-It works in forks, because some answers are aborts.
+It works in child processes, because some answers are aborts.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import signal
+import subprocess
 import sys
 import tempfile
-import traceback
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import EdgeSpecError
+from edgespec.processes.exit_status import crash_fault, describe_exit
+from tests.fuzz.computing import compute
 from tests.fuzz.headers import ARRAY, STRING, UINT32, Entry, Header, Tensor, small_model
 
 FLOAT32, INT32, BOOL = 6, 5, 7
 _F32, _F16 = 0, 1
 WIDTH, HEADS, LAYERS, HIDDEN = 64, 2, 2, 128
 _MAX_ATTEMPTS = 700
+_CONTINUE = "--continue"
 
 # Settings that all files get, and those that are supplied when they are asked for.
 _USUAL: dict[str, int | float] = {
@@ -198,12 +200,12 @@ _OPTIONAL = {
 }
 # What a complaint that names no setting is about; each is tried once, in this order.
 _HINTS: list[tuple[str, dict[str, int | float]]] = [
-    ("expert|SIG", _EXPERTS),
+    ("expert|crashed", _EXPERTS),
     ("MLA|qk_nope|lora", {f"attention.{name}": _ASKED[f"attention.{name}"] for name in _MLA}),
     ("token type count", {"/tokenizer.ggml.token_type_count": 2}),
-    ("SIG", {name: _ASKED[name] for name in _ASKED if name.startswith(("ssm.", "shortconv."))}),
-    ("SIG", {name: _ASKED[name] for name in ("attention.key_length", "attention.value_length")}),
-    ("SIG", {"rope.dimension_count": WIDTH // HEADS, "attention.sliding_window": 32}),
+    ("crashed", {name: _ASKED[name] for name in _ASKED if name.startswith(("ssm.", "shortconv."))}),
+    ("crashed", {name: _ASKED[name] for name in ("attention.key_length", "attention.value_length")}),
+    ("crashed", {"rope.dimension_count": WIDTH // HEADS, "attention.sliding_window": 32}),
 ]
 _CODES = {"u32": UINT32, "i32": INT32, "f32": FLOAT32, "bool": BOOL, "str": STRING, "arr": ARRAY}
 _PRECISE = ("norm", "bias", "conv", "ssm_", "time_mix", "gate_inp", "sinks", "exp_probs")
@@ -249,59 +251,49 @@ def make(architecture: str, vocabulary_of: Path) -> Header:
     Raises:
         NotMade: there is none.
     """
-    maker: _Maker = _Maker(architecture, vocabulary_of)
-    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w+b") as log:
+    maker = _Maker(architecture, vocabulary_of)
+    with tempfile.TemporaryDirectory() as folder:
+        state = Path(folder) / "maker.pickle"
         while maker.attempts < _MAX_ATTEMPTS:
-            state = Path(folder) / "maker.pickle"
-            state.write_bytes(pickle.dumps(maker))
-            sys.stdout.flush()
-            child = os.fork()
-            if not child:
-                os.environ["GGML_NO_BACKTRACE"] = "1"  # which would start a debugger
-                os.dup2(log.fileno(), 2)
-                try:
-                    os._exit(_make_on(maker, Path(folder), state))
-                except BaseException:
-                    traceback.print_exc()
-                    os._exit(1)
-            _, status = os.waitpid(child, 0)
-            maker = pickle.loads(state.read_bytes())
-            log.seek(0)
-            answer = log.read().decode("utf-8", "replace").strip()
-            if not os.WIFSIGNALED(status):
-                if not os.WEXITSTATUS(status):
-                    header: Header = maker.header
-                    return header
+            state.write_bytes(pickle.dumps(vars(maker)))
+            command = [sys.executable, "-m", "tests.fuzz.architectures", _CONTINUE, folder]
+            # A backtrace would start a debugger.
+            variables = {**os.environ, "GGML_NO_BACKTRACE": "1"}
+            done = subprocess.run(command, env=variables, stderr=subprocess.PIPE, check=False)
+            vars(maker).update(pickle.loads(state.read_bytes()))
+            if not done.returncode:
+                return maker.header
+            answer = done.stderr.decode("utf-8", "replace").strip()
+            if not crash_fault(done.returncode):
                 raise NotMade(answer)
-            # The log is that of ggml's abort.
+            # ggml's abort says why.
             asserted = re.findall(r"[^\n]*(?:GGML_ASSERT|GGML_ABORT|fatal|abort)[^\n]*", answer)
-            answer = f"{signal.Signals(os.WTERMSIG(status)).name}: {asserted[0] if asserted else ''}"
+            answer = f"{describe_exit(done.returncode)}: {asserted[-1] if asserted else ''}"
             maker.supply(answer)
     raise NotMade(f"after {_MAX_ATTEMPTS} attempts: {answer}")
 
 
-def _make_on(maker: _Maker, folder: Path, state: Path) -> int:
-    """The fork's part: supply what is missing until the model computes, or until llama.cpp aborts."""
-    from tests.fuzz.loader import compute
+def _continue(folder: Path) -> str:
+    """A child's part: supply what is missing until the model computes, or until llama.cpp aborts.
 
-    path = folder / "model.gguf"
+    Returns:
+        What stands in the way; empty if nothing does.
+    """
+    path, state, maker = folder / "model.gguf", folder / "maker.pickle", object.__new__(_Maker)
+    vars(maker).update(pickle.loads(state.read_bytes()))
     while maker.attempts < _MAX_ATTEMPTS:
-        os.ftruncate(2, 0)
-        os.lseek(2, 0, os.SEEK_SET)
         path.write_bytes(maker.header.to_bytes())
         try:
             compute(path)
-            return 0
+            return ""
         except Exception as error:
             answer = str(getattr(error, "what", error))
         try:
             maker.supply(answer)
         except NotMade as error:
-            answer = str(error)
-            break
-        state.write_bytes(pickle.dumps(maker))
-    os.write(2, answer.encode())
-    return 1
+            return str(error)
+        state.write_bytes(pickle.dumps(vars(maker)))
+    return answer
 
 
 class _Maker:
@@ -422,6 +414,8 @@ def main() -> int:
     from edgespec.models.hub import catalog
 
     start_backend()
+    if sys.argv[1:2] == [_CONTINUE]:
+        sys.exit(_continue(Path(sys.argv[2])) or 0)
     vocabulary_of, made = catalog.find(None), 0
     known = sys.argv[1:] or names()
     for name in known:

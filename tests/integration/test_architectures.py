@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +21,7 @@ from edgespec.offload.layout import plain_store
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.weights import StreamedWeights
 from edgespec.planning.memory import stream_layout
+from tests.fuzz.architectures import make
 from tests.integration.test_streaming import load_streamed
 from tests.tiers import slow_except
 from tests.tiny import ARCHITECTURES, MIXTURES, N_LAYER, write_tiny
@@ -163,12 +162,7 @@ def test_stacks_that_are_multiplied_whole(smol_path: Path, tmp_path: Path) -> No
 
 def made(architecture: str, vocabulary_of: Path, path: Path) -> Path:
     """A tiny model that llama.cpp was asked for, with weights by which numbers stay finite."""
-    # The maker forks, which a process that has computed must not.
-    make = (
-        "import sys; from pathlib import Path; from tests.fuzz.architectures import make; "
-        "Path(sys.argv[3]).write_bytes(make(sys.argv[1], Path(sys.argv[2])).to_bytes())"
-    )
-    subprocess.run([sys.executable, "-c", make, architecture, vocabulary_of, path], check=True)
+    path.write_bytes(make(architecture, vocabulary_of).to_bytes())
     rng = np.random.default_rng(1)
     data = np.memmap(path, dtype=np.uint8, mode="r+")
     for tensor in read_header(path).tensors:
