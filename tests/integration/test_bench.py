@@ -118,6 +118,7 @@ def test_a_row_that_fails_fails_the_bench_but_not_the_other_rows(
     assert "streamed, plain (widened)" in err.splitlines()[-1]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_ctrl_c_prints_the_rows_that_are_done(tmp_path: Path) -> None:
     arguments = ["--draft", "lookup", *SMALL, "--tree-budget", "16"]
     arguments += ["--json", str(tmp_path / "bench.json")]

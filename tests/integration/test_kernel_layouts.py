@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -91,7 +92,7 @@ def program(at_a_desk: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Runs edgespec, with a layout that the trial finds to be faulty."""
     folder = tmp_path / "sabotage"
     folder.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
     def run(layout: str, fate: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         sabotage(folder, SABOTAGE.format(layout=layout, fate=fate, dimensions=2), untried=True)

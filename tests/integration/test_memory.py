@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -18,6 +17,7 @@ import pytest
 
 import edgespec
 from benchmarks.capped import cap_kind, run_capped
+from edgespec.base.libraries import c_library
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.config import GenerationConfig
 from edgespec.llama.cache.kv_cache import open_cache
@@ -33,6 +33,8 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.packing.pack import gains_from_packing
 from tests.least_memory import least_memory
 from tests.tiers import slow_except
+
+says_what_is_held = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what a process holds")
 
 _IMPORTS = """
 import sys, edgespec
@@ -68,10 +70,8 @@ with Model(Path({model!r}), vocabulary_only=True):
 """
 
 
-@pytest.mark.skipif(
-    not Path("/proc/self/smaps_rollup").exists() or not hasattr(ctypes.CDLL(None), "malloc_trim"),
-    reason="only Linux says what a process takes, and only glibc returns what was freed",
-)
+@says_what_is_held
+@pytest.mark.skipif(not hasattr(c_library(), "malloc_trim"), reason="only glibc returns what was freed")
 def test_a_vocabulary_takes_what_is_planned(gemma_path: Path) -> None:
     """What llama.cpp frees while it loads one, a fifth of its peak, is not kept by malloc."""
     program = [sys.executable, "-c", _VOCABULARY.format(model=str(gemma_path))]
@@ -117,6 +117,7 @@ def test_compaction_copies_a_part_at_a_time_and_changes_no_bit(
     assert max(peaks) < 1.5 * part
 
 
+@says_what_is_held
 @pytest.mark.parametrize("rows", slow_except([512], [64, 512]))
 def test_a_dry_run_foretells_what_contexts_take(rows: int, wide_path: Path, tmp_path: Path) -> None:
     """Against the memory that a context really holds after a pass of as many rows as it takes."""
@@ -144,8 +145,6 @@ with Model(Path({str(wide_path)!r}), memory_map=False) as model:
     print(held() - before)
     context.close()
 """
-    if not Path("/proc/self/smaps_rollup").exists():
-        pytest.skip("this system does not say what is held")
     shape = Shape(1024, rows, 64, 64)
     header = read_header(wide_path)
     (found,) = dry_run(wide_path, [shape]) or [None]
@@ -163,20 +162,20 @@ with Model(Path({str(wide_path)!r}), memory_map=False) as model:
 
 def test_packing_holds_one_tensor_and_its_rearranged_copy(wide_path: Path, tmp_path: Path) -> None:
     program = f"""
-import resource
 from pathlib import Path
 from edgespec.models.gguf.header import read_header
 from edgespec.llama.runtime.backend import start_backend
 from edgespec.kernels.layouts import kernel_layout
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.packing import build
+from edgespec.processes.limits import peak_rss
 start_backend()
 files = ModelFiles.of(read_header(Path({str(wide_path)!r})))
 layers = files.layers()
 places = [kernel_layout(t.type_id, t.shape) for layer in layers for t in layer.tensors]
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_rss()
 build.build_pack(Path({str(tmp_path)!r}) / "x.pack", files, layers)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+print(peak_rss() - before)
 """
     files = ModelFiles.of(read_header(wide_path))
     if not gains_from_packing(files.layers()):
@@ -209,6 +208,7 @@ def test_a_cache_folder_in_memory_holds_no_pack(
         assert not list(Path(folder).rglob("*.pack"))
 
 
+@says_what_is_held
 def test_mapped_weights_keep_to_the_budget(q4_drafter_path: Path) -> None:
     """Rearranged weights would be a copy in memory that nobody has asked for."""
     program = f"""
@@ -229,8 +229,6 @@ with load(least + (8 << 20)) as engine:
     rows = dict(line.split()[:2] for line in open("/proc/self/smaps_rollup").readlines()[1:])
     print(json.dumps([least + (8 << 20), int(rows["Anonymous:"]) * 1024, engine.target.identity["kernels"]]))
 """
-    if not Path("/proc/self/smaps_rollup").exists():
-        pytest.skip("this system does not say what is held")
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stderr
     budget, held, kernels = json.loads(child.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -442,7 +443,7 @@ def answer(engine: Engine) -> tuple[int, ...]:
 def program(at_a_desk: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Runs edgespec in an environment that is spoiled, and returns what it prints."""
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
     def run(spoiled: str, *arguments: str) -> str:
         sabotage(tmp_path, spoiled, untried=True)

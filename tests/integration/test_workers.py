@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import socket
 import struct
 import subprocess
@@ -404,9 +403,10 @@ def test_a_worker_outlives_a_client_that_crashes_its_server(has_rpc: None) -> No
 
 def test_a_server_ends_with_the_program_that_started_it(has_rpc: None) -> None:
     with LocalWorker("--threads", "1") as worker:
-        children = psutil.Process(worker.pid).children(recursive=True)
+        process = psutil.Process(worker.pid)
+        children = process.children(recursive=True)
         (server,) = [child for child in children if "edgespec.workers.lending" in child.cmdline()]
-        os.kill(worker.pid, signal.SIGKILL)
+        process.kill()
         server.wait(PATIENCE_S)
         with pytest.raises(WorkerError, match="cannot be reached"):
             WorkerConnection(WorkerAddress.parse(worker.address))
