@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import edgespec
@@ -176,4 +177,4 @@ def made(architecture: str, vocabulary_of: Path, path: Path) -> Path:
 
 def mapped(path: Path) -> bool:
     """Check whether a file is mapped into this process."""
-    return str(path) in Path("/proc/self/maps").read_text(encoding="utf-8")
+    return str(path) in {area.path for area in psutil.Process().memory_maps()}
