@@ -26,7 +26,7 @@ template <bool I8MM> struct Neon {
         else return a;
     }
     static Bytes lookup(const uint8_t * table, Bytes index) { return vqtbl1q_u8(vld1q_u8(table), index); }
-    static void prefetch(const uint8_t * p) { __builtin_prefetch(p); }
+    static void prefetch(const uint8_t * p) { __builtin_prefetch(p, 0, 2); }
     // What a product of matrices takes: eight values of two rows of weights in a vector.
     static void arrange(Bytes * quants) {
         if constexpr (I8MM) {
