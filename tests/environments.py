@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import sysconfig
-import venv
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,7 +41,7 @@ def installed(wheels: Sequence[Path], folder: Path, *, without: str = "edgespec"
         The folder of the environment's programs.
     """
     environment = folder / "environment"
-    venv.create(environment, symlinks=True)
+    run(sys.executable, "-m", "venv", "--symlinks", "--without-pip", str(environment), cwd=folder)
     paths = sysconfig.get_paths(vars={"base": str(environment), "platbase": str(environment)})
     packages = Path(paths["purelib"])
     for item in Path(sysconfig.get_paths()["purelib"]).iterdir():
