@@ -29,6 +29,7 @@ from edgespec.kernels.native.build import SOURCES, reports_folder
 from edgespec.kernels.report_store import ensure_report
 from edgespec.llama.quantize import make_drafter
 from edgespec.processes.trial import Verdict, attempt_in_child
+from tests.rewritten import write_with_first_tokens
 from tests.tiers import QUICK, THOROUGH
 
 settings.register_profile(
@@ -198,19 +199,28 @@ def dropped_drafter_path(smol_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def short_path(smol_path: Path) -> Path:
-    """SmolLM2 without most of its layers: it talks nonsense, and takes milliseconds a pass."""
+def few_layers_path(smol_path: Path) -> Path:
+    """SmolLM2 without most of its layers."""
     return made_once(
-        f"smol-short-{version('llama-cpp-python')}.gguf",
+        f"smol-few-layers-{version('llama-cpp-python')}.gguf",
         lambda path: write_pruned(smol_path, path, range(3, 29)),
     )
 
 
 @pytest.fixture(scope="session")
-def short_q4_path(short_path: Path) -> Path:
-    """The same, requantized to Q4_0, for which every processor has a kernel layout if it has any."""
+def short_path(few_layers_path: Path) -> Path:
+    """The same with few tokens, too: it talks nonsense, and takes milliseconds a pass."""
     return made_once(
-        f"smol-short-q4_0-{version('llama-cpp-python')}.gguf",
+        f"smol-short-8192-{version('llama-cpp-python')}.gguf",
+        lambda path: write_with_first_tokens(few_layers_path, path, 8192),
+    )
+
+
+@pytest.fixture(scope="session")
+def short_q4_path(short_path: Path) -> Path:
+    """The short one, requantized to Q4_0, for which every processor has a kernel layout if it has any."""
+    return made_once(
+        f"smol-short-8192-q4_0-{version('llama-cpp-python')}.gguf",
         lambda path: make_drafter(short_path, path, quantization="q4_0"),
     )
 

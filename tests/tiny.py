@@ -398,10 +398,10 @@ def _as_python(value: Any, kind: int) -> Any:
 
 
 @cache
-def _first_tokens(model: Path) -> tuple[list[str], list[str]]:
+def first_tokens(model: Path, n_tokens: int) -> tuple[list[str], list[str]]:
     """The model's first tokens, and the merges that lead to them."""
     fields = vocabulary_fields(model)
-    tokens = fields["tokenizer.ggml.tokens"][0][:N_VOCAB]
+    tokens = fields["tokenizer.ggml.tokens"][0][:n_tokens]
     kept = set(tokens)
     return tokens, [m for m in fields["tokenizer.ggml.merges"][0] if m.replace(" ", "") in kept]
 
@@ -413,7 +413,7 @@ def add_vocabulary(writer: gguf.GGUFWriter, model: Path, marks: Sequence[str] = 
         marks: in place of the control tokens behind those that begin and end texts.
     """
     found = {name: value for name, (value, _) in vocabulary_fields(model).items()}
-    tokens, merges = _first_tokens(model)
+    tokens, merges = first_tokens(model, N_VOCAB)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(found["tokenizer.ggml.pre"])
     writer.add_token_list([*tokens[:_MARKS], *marks, *tokens[_MARKS + len(marks) :]])

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from edgespec.engine.sequence import TextSequence
 from edgespec.engine.sessions.file import SessionFile
 from edgespec.errors import ModelFileError, StreamError
 from edgespec.files import state as filestate
+from edgespec.llama.quantize import make_drafter
 from edgespec.llama.runtime.model import Model
+from tests.conftest import made_once
 from tests.least_memory import load_in_least_memory
 from tests.tamper import rearrange
 
@@ -26,11 +29,20 @@ GREEDY = GenerationConfig(max_tokens=12)
 MIB = 1 << 20
 
 
+@pytest.fixture(scope="session")
+def many_tokens_path(few_layers_path: Path) -> Path:
+    """So large that a look at samples of the file misses some of its matrices."""
+    return made_once(
+        f"smol-few-layers-q4_0-{version('llama-cpp-python')}.gguf",
+        lambda path: make_drafter(few_layers_path, path, quantization="q4_0"),
+    )
+
+
 @pytest.fixture
-def model(short_q4_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def model(many_tokens_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model that may be written to, whose times count as old."""
     monkeypatch.setattr(filestate, "_COARSEST_NS", 0)
-    return Path(shutil.copy(short_q4_path, tmp_path / "model.gguf"))
+    return Path(shutil.copy(many_tokens_path, tmp_path / "model.gguf"))
 
 
 USUAL = {"draft": "none", "context": 512, "exact": False, "threads": 1}
@@ -90,8 +102,8 @@ def test_a_model_in_memory_does_not_need_its_file(
     assert truncated_in_use(model, str(drafter), "auto") == "True\n"
 
 
-def test_weights_without_a_kernel_layout_are_in_memory_too(short_path: Path, tmp_path: Path) -> None:
-    model = Path(shutil.copy(short_path, tmp_path / "model.gguf"))
+def test_weights_without_a_kernel_layout_are_in_memory_too(few_layers_path: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copy(few_layers_path, tmp_path / "model.gguf"))
     with load(model) as engine:
         expected = tokens(engine)
         rearrange(model)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,13 @@ DRAWN = GenerationConfig(max_tokens=24, temperature=0.8, seed=5, verify="recursi
 PROMPTS = [STORY, STORY[:900], STORY[:1700] + "Then", STORY + " The end. " * 9]
 
 
+PlainText = Callable[[GenerationConfig, str], list[int]]
+
+
 @pytest.fixture(scope="module")
-def texts(short_path: Path) -> list[list[list[int]]]:
+def plain_text(short_path: Path) -> Iterator[PlainText]:
     with edgespec.load(short_path, draft="none", exact=True, context=1024, threads=1) as engine:
-        return [
-            [engine.generate(prompt, config, raw=True).tokens for prompt in PROMPTS]
-            for config in (GREEDY, SAMPLED)
-        ]
+        yield cache(lambda config, prompt: engine.generate(prompt, config, raw=True).tokens)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def drafter_of(engine: Engine) -> ModelDrafter:
 
 @pytest.mark.slow
 def test_texts_are_those_of_plain_decoding(
-    engine: Engine, texts: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, plain_text: PlainText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With rewinds between prompts into the middle, the beginning and the window, which moves on the way."""
     shifts, most = [], 0
@@ -70,10 +71,10 @@ def test_texts_are_those_of_plain_decoding(
         shift(context, sequence, start, by)
 
     monkeypatch.setattr(Context, "shift", moved)
-    for config, expected in zip((GREEDY, SAMPLED), texts, strict=True):
-        for prompt, text in zip(PROMPTS, expected, strict=True):
+    for config in (GREEDY, SAMPLED):
+        for prompt in PROMPTS:
             answer = engine.generate(prompt, config, raw=True)
-            assert answer.tokens == text
+            assert answer.tokens == plain_text(config, prompt)
             assert answer.tokens_per_pass > 1.2
             (read,) = [len(sequence.read) for sequence in drafter_of(engine)._sequences]
             most = max(most, read)
@@ -83,25 +84,25 @@ def test_texts_are_those_of_plain_decoding(
 
 def test_moved_cells_predict_as_cells_that_were_read_there(engine: Engine) -> None:
     """The model drafts for itself: what it reads at once and what has moved up are hardly different."""
-    drafter = drafter_of(engine)
-    answer = engine.generate(STORY, GenerationConfig(max_tokens=64), raw=True)
+    drafter, config = drafter_of(engine), SAMPLED.with_(max_tokens=64)
+    answer = engine.generate(STORY, config, raw=True)
     kept = answer.tokens_per_pass
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Context, "can_shift", False)
         drafter.forget()
-        again = engine.generate(STORY, GenerationConfig(max_tokens=64), raw=True)
+        again = engine.generate(STORY, config, raw=True)
     assert again.tokens == answer.tokens
-    assert kept > 0.8 * again.tokens_per_pass
+    assert kept > 0.6 * again.tokens_per_pass  # without these cells it would be about 1
 
 
-def test_batches_work_with_a_window(engine: Engine, texts: list[list[list[int]]]) -> None:
+def test_batches_work_with_a_window(engine: Engine, plain_text: PlainText) -> None:
     answers = {}
     requests = [Request(prompt, GREEDY, raw=True, key=n) for n, prompt in enumerate(PROMPTS[:2])]
     for event in engine.stream_many(requests, parallel=2):
         assert event.error is None
         if event.chunk is not None and event.chunk.generation is not None:
             answers[event.request.key] = event.chunk.generation.tokens
-    assert [answers[n] for n in range(2)] == texts[0][:2]
+    assert [answers[n] for n in range(2)] == [plain_text(GREEDY, prompt) for prompt in PROMPTS[:2]]
 
 
 def test_trees_are_drawn_from_what_the_drafter_sees(short_path: Path) -> None:
@@ -171,11 +172,14 @@ def test_a_window_of_nothing_is_refused(short_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_drafter_with_another_vocabulary_reads_a_window_of_its_own_tokens(
-    short_path: Path, gemma_path: Path, texts: list[list[list[int]]]
+    short_path: Path, gemma_path: Path, plain_text: PlainText
 ) -> None:
     with edgespec.load(
         short_path, draft=gemma_path, draft_window=WINDOW, exact=True, tree_budget=8, context=1024, threads=1
     ) as engine:
-        assert engine.generate(STORY, GenerationConfig(max_tokens=24), raw=True).tokens == texts[0][0][:24]
+        assert (
+            engine.generate(STORY, GenerationConfig(max_tokens=24), raw=True).tokens
+            == plain_text(GREEDY, STORY)[:24]
+        )
         (sequence,) = drafter_of(engine)._sequences
         assert 0 < len(sequence.read) <= DraftWindow(WINDOW).most + 8

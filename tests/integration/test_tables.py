@@ -16,8 +16,8 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.tables import WeightsBesideTables
 from tests.conftest import made_once
 from tests.least_memory import load_in_least_memory
+from tests.rewritten import write_untied
 from tests.tamper import time_put_back
-from tests.untied import write_untied
 
 PROMPT = "Write a short story about a fox and a crow who share a house."
 GREEDY = GenerationConfig(max_tokens=10)
@@ -26,7 +26,7 @@ USUAL: dict[str, Any] = {"draft": "none", "context": 512, "threads": 1}
 
 @pytest.fixture(scope="module")
 def untied_path(short_path: Path) -> Path:
-    return made_once("smol-short-untied.gguf", lambda path: write_untied(short_path, path))
+    return made_once("smol-short-8192-untied.gguf", lambda path: write_untied(short_path, path))
 
 
 @pytest.fixture
