@@ -36,8 +36,8 @@ PROMPT = [40 + i % 7 for i in range(70)]
 
 
 @pytest.fixture(scope="module")
-def path(smol_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("models") / "tiny-llama.gguf", "llama", smol_path)
+def path(short_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("models") / "tiny-llama.gguf", "llama", short_path)
 
 
 def open_given(arguments: Sequence[str]) -> Engine:
@@ -108,11 +108,11 @@ def _asynchronous_example() -> str:
     return str(programs[0])
 
 
-def test_the_asynchronous_example_under_a_timeout_ends_well(smol_path: Path) -> None:
+def test_the_asynchronous_example_under_a_timeout_ends_well(short_path: Path) -> None:
     program = _asynchronous_example()
     # The same, but that the answer is long and the patience short.
     for old, new in (
-        ('edgespec.load(draft="lookup")', f'edgespec.load({str(smol_path)!r}, draft="lookup")'),
+        ('edgespec.load(draft="lookup")', f'edgespec.load({str(short_path)!r}, draft="lookup")'),
         ("max_tokens=32", "max_tokens=3000"),
         ("await asyncio.to_thread(", "await asyncio.wait_for(asyncio.to_thread("),
         ('"Name three colours.", config)', '"Tell a very long story.", config), timeout=0.2)'),
@@ -173,9 +173,9 @@ def close_in_a_conversation(model: str, file: str) -> None:
     session.close()
 
 
-def test_a_conversation_outlives_its_engine_without_harm(smol_path: Path, tmp_path: Path) -> None:
+def test_a_conversation_outlives_its_engine_without_harm(short_path: Path, tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
-    in_a_child(close_in_a_conversation, smol_path, file)
+    in_a_child(close_in_a_conversation, short_path, file)
     assert '"Say hello."' in file.read_text()
 
 

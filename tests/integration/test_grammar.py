@@ -1,4 +1,4 @@
-"""Answers of a given form with a real model: they have it, and are the same with any drafter."""
+"""Answers of a given form, from a model that talks nonsense: they have it, whatever drafts them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ GBNF = Grammar("grammar", 'root ::= "The answer is " [0-9] [0-9]? "."\n')
 
 
 @pytest.fixture(scope="module")
-def plain(smol_path: Path) -> Iterator[edgespec.Engine]:
-    with edgespec.load(smol_path, draft="none", exact=True, context=512, threads=1) as engine:
+def plain(short_path: Path) -> Iterator[edgespec.Engine]:
+    with edgespec.load(short_path, draft="none", exact=True, context=512, threads=1) as engine:
         yield engine
 
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_answers_have_the_form_whatever_drafts_them(
-    smol_path: Path, q4_drafter_path: Path, plain: edgespec.Engine, temperature: float
+    short_path: Path, short_q4_path: Path, plain: edgespec.Engine, temperature: float
 ) -> None:
     def asked(engine: edgespec.Engine) -> list[Generation]:
         config = GenerationConfig(max_tokens=80, temperature=temperature)
@@ -52,9 +52,9 @@ def test_answers_have_the_form_whatever_drafts_them(
 
     expected = asked(plain)
     answers: dict[str, list[Generation]] = {}
-    for draft in ("lookup", q4_drafter_path):
+    for draft in ("lookup", short_q4_path):
         with edgespec.load(
-            smol_path, draft=draft, exact=True, tree_budget=16, context=512, threads=1
+            short_path, draft=draft, exact=True, tree_budget=16, context=512, threads=1
         ) as engine:
             answers[str(draft)] = asked(engine)
             assert engine.speculator.last_round is not None
@@ -67,15 +67,15 @@ def test_answers_have_the_form_whatever_drafts_them(
         assert set(person["colours"]) <= {"red", "green"}
         assert answer.finish_reason == "stop"
     assert expected[1].text.startswith("The answer is ")
-    assert answers[str(q4_drafter_path)][0].tokens_per_pass > 1.5
+    assert answers[str(short_q4_path)][0].tokens_per_pass > 1.5
 
 
-def test_fixed_text_takes_hardly_any_passes(smol_path: Path, plain: edgespec.Engine) -> None:
+def test_fixed_text_takes_hardly_any_passes(short_path: Path, plain: edgespec.Engine) -> None:
     fixed = r"The quick brown fox jumps over the lazy dog, and then it sleeps until (noon|midnight)\."
     config = GenerationConfig(max_tokens=60, grammar=Grammar("regex", fixed))
     expected = plain.generate("What happens?", config)
     with edgespec.load(
-        smol_path, draft="lookup", exact=True, tree_budget=16, context=512, threads=1
+        short_path, draft="lookup", exact=True, tree_budget=16, context=512, threads=1
     ) as engine:
         answer = engine.generate("What happens?", config)
     assert answer.tokens == expected.tokens
@@ -83,14 +83,14 @@ def test_fixed_text_takes_hardly_any_passes(smol_path: Path, plain: edgespec.Eng
 
 
 def test_what_the_text_proposes_is_held_to_the_form(
-    smol_path: Path, q4_drafter_path: Path, plain: edgespec.Engine
+    short_path: Path, short_q4_path: Path, plain: edgespec.Engine
 ) -> None:
     """The prompt holds answers of another form, which a merged drafter would quote."""
     prompt = 'Colours: {"name": "Blue", "age": "old"} {"name": "Blue", "age": "old"}. Describe a person.'
     config = GenerationConfig(max_tokens=60, grammar=PERSON)
     expected = plain.generate(prompt, config).tokens
     with edgespec.load(
-        smol_path, draft=q4_drafter_path, drafter="merged", tree_budget=24, context=512, threads=1, exact=True
+        short_path, draft=short_q4_path, drafter="merged", tree_budget=24, context=512, threads=1, exact=True
     ) as engine:
         trees = _trees_of(engine, prompt, config)
         text = engine.encoder.encode(prompt)
@@ -102,7 +102,11 @@ def test_what_the_text_proposes_is_held_to_the_form(
             text.append(accepted.bonus)
         start = len(engine.encoder.encode(prompt))
         assert text[start : start + len(expected)] == expected
-        assert len(lookup_drafter().draft(text, TreeLimits(8), ProbabilityRanking())) > 1, "it had proposals"
+        trees_of_text = (
+            lookup_drafter().draft(text[:end], TreeLimits(8), ProbabilityRanking())
+            for end in range(start, len(text))
+        )
+        assert max(map(len, trees_of_text)) > 1, "it had proposals"
 
 
 def _trees_of(

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 import edgespec
-from benchmarks.pruning import write_pruned
 from edgespec.engine.engine import Engine
 from edgespec.engine.sequence import TextSequence
 from edgespec.errors import BackendError, UsageError
@@ -59,15 +58,13 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="session")
-def models(smol_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(smol_path: Path, short_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Models that take milliseconds a pass."""
     folder = tmp_path_factory.mktemp("models")
-    short = folder / "short.gguf"
-    write_pruned(smol_path, short, range(3, 29))
     pair = write_pair(folder, smol_path, "headed")
     return {
         "clear": write_tiny(folder / "clear.gguf", "llama", smol_path),
-        "short": short,
+        "short": short_path,
         "recurrent": write_mamba(folder / "recurrent.gguf", smol_path),
         **{
             name: write_tiny(folder / f"{name}.gguf", kind, smol_path, kind=HYBRIDS[kind])

@@ -25,8 +25,8 @@ TEXT = (
 
 
 @pytest.fixture(scope="module")
-def engine(smol_path: Path) -> Iterator[Engine]:
-    with edgespec.load(smol_path, draft="none", context=256) as engine:
+def engine(short_path: Path) -> Iterator[Engine]:
+    with edgespec.load(short_path, draft="none", context=256) as engine:
         yield engine
 
 

@@ -36,9 +36,9 @@ SHORT = {"prompt": "Once upon a time", "max_tokens": 4}
 
 
 @pytest.fixture(scope="module")
-def server(smol_path: Path) -> Iterator[Running]:
+def server(short_path: Path) -> Iterator[Running]:
     """One is answered, one may wait, and an answer may take minutes."""
-    with serving(partial(load, smol_path, 4096), waiting=1) as running:
+    with serving(partial(load, short_path, 4096), waiting=1) as running:
         yield running
 
 
@@ -118,7 +118,7 @@ def test_who_leaves_an_answer_keeps_nobody_waiting(server: Running) -> None:
     wait_until(lambda: answers_again(server))
 
 
-def test_health_is_told_while_a_request_is_prepared(smol_path: Path) -> None:
+def test_health_is_told_while_a_request_is_prepared(short_path: Path) -> None:
     """Nobody else waits for a template that takes long, here until all others are answered."""
     asked, answered = threading.Event(), threading.Event()
 
@@ -128,7 +128,7 @@ def test_health_is_told_while_a_request_is_prepared(smol_path: Path) -> None:
             return super().render(*arguments, **more)
 
     def with_slow_template() -> Engine:
-        engine = load(smol_path)
+        engine = load(short_path)
         many = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
         engine.encoder.close()
         engine.encoder = Encoder(engine.target.model.vocabulary, Slow(many, "", "", timeout_s=0.1))
@@ -159,7 +159,7 @@ def streamed(model: Path, context: int = 256, **more: Any) -> Engine:
 
 
 @pytest.mark.slow
-def test_a_damaged_pack_is_told_and_made_anew(q4_drafter_path: Path) -> None:
+def test_a_damaged_pack_is_told_and_made_anew(short_q4_path: Path) -> None:
     gate = threading.Event()
     loads = []
 
@@ -167,9 +167,9 @@ def test_a_damaged_pack_is_told_and_made_anew(q4_drafter_path: Path) -> None:
         loads.append(1)
         if len(loads) > 1:
             gate.wait(PATIENCE_S)
-        return streamed(q4_drafter_path, pack="always")
+        return streamed(short_q4_path, pack="always")
 
-    with serving(partial(streamed, q4_drafter_path, pack="always")) as untouched:
+    with serving(partial(streamed, short_q4_path, pack="always")) as untouched:
         expected = untouched.text()
     with serving(loading) as server:
         [pack] = [path for path in (cache_folder() / "packs").iterdir() if path.suffix != ".lock"]
@@ -198,9 +198,9 @@ def test_a_damaged_pack_is_told_and_made_anew(q4_drafter_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_loading_again_is_tried_until_it_works(tmp_path: Path, q4_drafter_path: Path) -> None:
+def test_loading_again_is_tried_until_it_works(tmp_path: Path, short_q4_path: Path) -> None:
     model = tmp_path / "model.gguf"
-    shutil.copy(q4_drafter_path, model)
+    shutil.copy(short_q4_path, model)
     with serving(partial(streamed, model, pack="never")) as server:
         expected = server.text()
         away = model.rename(tmp_path / "away.gguf")
@@ -211,14 +211,14 @@ def test_loading_again_is_tried_until_it_works(tmp_path: Path, q4_drafter_path: 
         assert (status, answer["error"]["type"]) == (500, "server_error")
         wait_until(lambda: server.get("/health")[0] == 503)
         assert server.post(TEXT, SHORT)[0] == 503
-        shutil.copy(q4_drafter_path, model)
+        shutil.copy(short_q4_path, model)
         wait_until(lambda: server.get("/health")[0] == 200)
         assert server.text() == expected
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_a_client_that_leaves_while_it_sends_is_no_news(smol_path: Path) -> None:
-    with started(smol_path, "--context", "256", "--draft", "none") as (server, program):
+def test_a_client_that_leaves_while_it_sends_is_no_news(short_path: Path) -> None:
+    with started(short_path, "--context", "256", "--draft", "none") as (server, program):
         for cut in (1, 400_000):
             with server.connect() as client:
                 client.begin(TEXT, 800_000)
@@ -243,8 +243,8 @@ def test_a_client_that_leaves_while_it_sends_is_no_news(smol_path: Path) -> None
         pytest.param([signal.SIGINT], 130, marks=pytest.mark.slow),
     ],
 )
-def test_the_end_comes_at_once_and_in_order(smol_path: Path, numbers: list[int], code: int) -> None:
-    with started(smol_path, "--context", "4096", "--draft", "none", "--parallel", "1", "--queue", "4") as (
+def test_the_end_comes_at_once_and_in_order(short_path: Path, numbers: list[int], code: int) -> None:
+    with started(short_path, "--context", "4096", "--draft", "none", "--parallel", "1", "--queue", "4") as (
         server,
         program,
     ):
@@ -274,8 +274,8 @@ def is_open(server: Running) -> bool:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_after_sigterm_answers_in_progress_are_completed(smol_path: Path) -> None:
-    with started(smol_path, "--context", "512", "--draft", "none", "--parallel", "1") as (server, program):
+def test_after_sigterm_answers_in_progress_are_completed(short_path: Path) -> None:
+    with started(short_path, "--context", "512", "--draft", "none", "--parallel", "1") as (server, program):
         with server.connect() as stream, server.connect() as waiting, server.connect() as late:
             late.socket.sendall(b"POST ")  # an open connection
             stream.send(TEXT, LONG | {"prompt": "la", "max_tokens": 200, "stream": True, "ignore_eos": True})
@@ -296,8 +296,8 @@ def test_after_sigterm_answers_in_progress_are_completed(smol_path: Path) -> Non
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_a_model_without_a_template_completes_texts(tmp_path: Path, smol_path: Path) -> None:
-    model = write_tiny(tmp_path / "plain.gguf", "llama", smol_path)
+def test_a_model_without_a_template_completes_texts(tmp_path: Path, short_path: Path) -> None:
+    model = write_tiny(tmp_path / "plain.gguf", "llama", short_path)
     with started(model, "--context", "256", "--draft", "none") as (server, program):
         status, answer = server.post(CHAT, {"messages": [{"role": "user", "content": "Hi"}]})
         assert (status, answer["error"]["code"]) == (400, "no_chat_template")
@@ -309,13 +309,13 @@ def test_a_model_without_a_template_completes_texts(tmp_path: Path, smol_path: P
 
 
 @pytest.mark.slow
-def test_rude_clients_change_nothing(smol_path: Path) -> None:
+def test_rude_clients_change_nothing(short_path: Path) -> None:
     """Each kind of them several times over and at once; then the text is that of an untouched server."""
-    with serving(partial(load, smol_path)) as untouched:
+    with serving(partial(load, short_path)) as untouched:
         expected = untouched.text(max_tokens=24)
     limits = Limits(body=1 << 20, body_s=PATIENCE_S)
     process = psutil.Process()
-    with serving(partial(load, smol_path), limits, waiting=4) as server:
+    with serving(partial(load, short_path), limits, waiting=4) as server:
         assert server.text(max_tokens=24) == expected
         descriptors = process.num_fds()
         threads = process.num_threads()

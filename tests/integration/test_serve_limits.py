@@ -25,22 +25,22 @@ from tests.waiting import PATIENCE_S, wait_until
 
 MIB = 1 << 20
 HI = [{"role": "user", "content": "Hi"}]
-N_VOCAB = 49152
+N_VOCAB = 8192  # of `short_path`
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 @pytest.fixture(scope="module")
-def server(smol_path: Path) -> Iterator[Running]:
+def server(short_path: Path) -> Iterator[Running]:
     """Limits as they are, but for the size of bodies; short answers."""
-    with serving(partial(load, smol_path), Limits(body=MIB), max_tokens=2) as running:
+    with serving(partial(load, short_path), Limits(body=MIB), max_tokens=2) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def impatient(smol_path: Path) -> Iterator[Running]:
+def impatient(short_path: Path) -> Iterator[Running]:
     """A server that waits for nobody."""
     limits = Limits(body=MIB, body_s=2.0, connections=8)
-    with serving(partial(load, smol_path), limits, max_tokens=2) as running:
+    with serving(partial(load, short_path), limits, max_tokens=2) as running:
         yield running
 
 

@@ -18,8 +18,8 @@ LONG: Any = [{"role": "user", "content": "The river was high that spring. " * 60
 
 
 @pytest.fixture(scope="module")
-def server(smol_path: Path) -> Iterator[Running]:
-    with serving(lambda: load(smol_path, context=1024), parallel=2) as server:
+def server(short_path: Path) -> Iterator[Running]:
+    with serving(lambda: load(short_path, context=1024), parallel=2) as server:
         yield server
 
 

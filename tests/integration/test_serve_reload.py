@@ -142,6 +142,7 @@ def test_an_idle_model_is_unloaded_until_a_request_needs_it(short_path: Path) ->
     with serving(loading) as server:
         text = server.text()
         unload = {"prompt": "", "keep_alive": 0}
+        short: dict[str, Any] = {"prompt": "a", "stream": False, "options": {"num_predict": 2}}
         assert server.post("/api/generate", unload)[1]["done_reason"] == "unload"
         wait_until(lambda: server.get("/api/ps")[1] == {"models": []})
         wait_until(lambda: loaded[0].closed)
@@ -150,7 +151,7 @@ def test_an_idle_model_is_unloaded_until_a_request_needs_it(short_path: Path) ->
         assert (server.text(), len(loaded)) == (text, 2)
         assert len(server.get("/api/ps")[1]["models"]) == 1
         # It is unloaded at once behind an answer, too, and any number of requests load it once.
-        assert server.post("/api/generate", {"prompt": "a", "stream": False, "keep_alive": "0s"})[0] == 200
+        assert server.post("/api/generate", short | {"keep_alive": "0s"})[0] == 200
         wait_until(lambda: loaded[1].closed)
         with ThreadPoolExecutor(4) as users:
             assert set(users.map(lambda _: server.text(), range(4))) == {text}

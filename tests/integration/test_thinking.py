@@ -39,8 +39,8 @@ ASKED = [{"role": "user", "content": "What is the weather in Oslo?"}]
 
 
 @pytest.fixture(scope="module")
-def loaded(smol_path: Path) -> Iterator[Engine]:
-    with load(smol_path, 1024) as engine:
+def loaded(short_path: Path) -> Iterator[Engine]:
+    with load(short_path, 1024) as engine:
         yield engine
 
 
@@ -130,7 +130,7 @@ def test_a_text_that_continues_is_not_taken_apart(loaded: Engine) -> None:
 
 @pytest.mark.slow
 def test_budgets_and_calls_are_the_same_with_every_drafter(
-    loaded: Engine, smol_path: Path, q4_drafter_path: Path
+    loaded: Engine, short_path: Path, short_q4_path: Path
 ) -> None:
     tools: Any = {"tools": (WEATHER,), "tool_choice": "required"}
     configs = [
@@ -144,7 +144,7 @@ def test_budgets_and_calls_are_the_same_with_every_drafter(
         return [(a.tokens, a.reasoning, a.text, a.tool_calls, a.finish_reason, a.logprobs) for a in found]
 
     plain = answers(loaded)
-    with load(smol_path, 1024, draft=q4_drafter_path, tree_budget=12) as engine:
+    with load(short_path, 1024, draft=short_q4_path, tree_budget=12) as engine:
         assert answers(engine) == plain
     with speaking(loaded, templates.OPENED) as engine:
         together = [

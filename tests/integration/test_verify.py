@@ -36,8 +36,8 @@ SAMPLES = 3000
 
 
 @pytest.fixture(scope="module")
-def engine(smol_path: Path, q4_drafter_path: Path) -> Iterator[Engine]:
-    with edgespec.load(smol_path, draft=q4_drafter_path, context=512) as engine:
+def engine(short_path: Path, short_q4_path: Path) -> Iterator[Engine]:
+    with edgespec.load(short_path, draft=short_q4_path, context=512) as engine:
         yield engine
 
 
