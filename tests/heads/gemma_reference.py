@@ -122,6 +122,11 @@ class ReadTokens:
     keys: tuple[FloatArray, ...]
     values: tuple[FloatArray, ...]
 
+    def first(self, n: int) -> ReadTokens:
+        """The first tokens alone: nothing of them depends on what follows."""
+        keys, values = (tuple(rows[:n] for rows in layers) for layers in (self.keys, self.values))
+        return ReadTokens(self.states[:n], keys, values)
+
 
 class _Layers:
     """The parts that a model and its assistant share."""

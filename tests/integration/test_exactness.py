@@ -22,13 +22,14 @@ _LETTER = (
     "but the view over the valley is lovely. Every morning the fog lies on the river, and every evening "
     "the swallows fly around the chimney. Please come and see it before the first snow falls. "
 )
+_WISH = "Write in a friendly tone, and mention the apple trees."
 # So long that the answer passes position 256, in a context so short that the cache is compacted on the way.
 PROMPTS = [
-    f"Answer this letter: {_LETTER * 2}",
-    f"Repeat this letter: {_LETTER * 2}",
-    f"Correct the mistakes in this letter: {_LETTER * 2}",
+    f"Answer this letter: {_LETTER * 2}{_WISH}",
+    f"Repeat this letter: {_LETTER * 2}{_WISH}",
+    f"Correct the mistakes in this letter: {_LETTER * 2}{_WISH}",
 ]
-CONTEXT, TOKENS = 320, 64
+CONTEXT, TOKENS = 320, 32
 
 
 @pytest.fixture(scope="module")

@@ -119,7 +119,7 @@ def test_compaction_copies_a_part_at_a_time_and_changes_no_bit(
 
 @says_what_is_held
 @pytest.mark.parametrize("rows", slow_except([512], [64, 512]))
-def test_a_dry_run_foretells_what_contexts_take(rows: int, wide_path: Path, tmp_path: Path) -> None:
+def test_a_dry_run_foretells_what_contexts_take(rows: int, q4_drafter_path: Path, tmp_path: Path) -> None:
     """Against the memory that a context really holds after a pass of as many rows as it takes."""
     program = f"""
 import ctypes
@@ -135,7 +135,7 @@ def held():
     rows = dict(line.split()[:2] for line in open("/proc/self/smaps_rollup").readlines()[1:])
     return (int(rows["Anonymous:"]) + int(rows["Swap:"])) * 1024
 
-with Model(Path({str(wide_path)!r}), memory_map=False) as model:
+with Model(Path({str(q4_drafter_path)!r}), memory_map=False) as model:
     before = held()
     context = Context(model, n_cells=1024, n_rows={rows}, n_outputs=64, n_sequences=64, n_threads=2)
     tokens = np.arange({rows}, dtype=np.int32) % 1000
@@ -146,8 +146,8 @@ with Model(Path({str(wide_path)!r}), memory_map=False) as model:
     context.close()
 """
     shape = Shape(1024, rows, 64, 64)
-    header = read_header(wide_path)
-    (found,) = dry_run(wide_path, [shape]) or [None]
+    header = read_header(q4_drafter_path)
+    (found,) = dry_run(q4_drafter_path, [shape]) or [None]
     assert found is not None
     store = AllocationStore(tmp_path)
     assert store.get(header, [shape]) == store.get(header, [shape]) == [found]

@@ -240,22 +240,22 @@ def test_a_disk_is_measured_once(tmp_path: Path) -> None:
 
 
 def test_plans_and_lists_know_the_folders(
-    wide_path: Path,
+    q4_drafter_path: Path,
     folders: tuple[Path, Path],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(division, "TMPFS", "none")  # or the part there would take up the budget
     named = [word for folder in folders for word in ("--pack-dir", str(folder))]
-    words = ["plan", str(wide_path), "-c", "256", "--draft", "none", *named]
-    memory = str(_budget(wide_path, folders) + (40 << 20))  # trees of a plan are larger
+    words = ["plan", str(q4_drafter_path), "-c", "256", "--draft", "none", *named]
+    memory = str(_budget(q4_drafter_path, folders) + (40 << 20))  # trees of a plan are larger
     code, out, err = run(capsys, *words, "--memory", memory, "--json")
     assert code == 0, err
     plan = json.loads(out)
     assert any("2 disks read 2.8 GiB/s" in note for note in plan["notes"])
     assert not any(folder.exists() for folder in folders)  # a plan makes nothing
 
-    load(wide_path, *folders).close()
+    load(q4_drafter_path, *folders).close()
     (pack,) = packs_folder().glob("*.pack")
     sizes = [part.stat().st_size for part in parts(folders)]
     _, out, _ = run(capsys, "models", "list", "--json")

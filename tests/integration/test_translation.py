@@ -133,12 +133,12 @@ def test_the_law_of_drawn_tokens_is_that_of_the_tokens_that_both_have(
             found: Law = weights / weights.sum()
             return found
 
-        shape = by_rank(usual_limits(8))
+        shape = by_rank(usual_limits(4))
         drawing = Drawing(shape, False, law, RandomDraws())
         drafted = drafter.draw(sequence, drawing, 4)
         translation = drafter._translation
         assert translation is not None
-        assert len(drafted.tree) > 4
+        assert len(drafted.tree) > 2
         with Model(gemma_path) as model:
             context = Context(model, n_cells=256, n_rows=64, n_outputs=8, n_sequences=1, n_threads=1)
             for node, known in drafted.laws.items():
@@ -151,7 +151,7 @@ def test_the_law_of_drawn_tokens_is_that_of_the_tokens_that_both_have(
                 assert np.abs(known - expected).sum() < 0.2  # rows of a batch are rounded differently
                 assert set(drafted.drawn[node]) <= set(np.flatnonzero(known).tolist())
             context.close()
-        drawn = GenerationConfig(max_tokens=16, temperature=0.8, seed=5, verify="recursive")
+        drawn = GenerationConfig(max_tokens=8, temperature=0.8, seed=5, verify="recursive")
         answer = engine.generate(PROMPTS[0], drawn)
         assert answer.passes[0].nodes > 1
         assert answer.tokens_per_pass >= 1

@@ -402,7 +402,13 @@ def test_what_cannot_be_tuned(target: Path, smol_path: Path, gemma_path: Path, t
         tune(str(target), TuneOptions(minutes=0))
 
 
-def test_the_command(target: Path, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    target: Path,
+    start: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    measured_by_what_was_learned: None,
+) -> None:
     own = tmp_path / "own.txt"
     own.write_text("Say something.\n\nSay something else.\n")
     output = tmp_path / "tuned.gguf"
