@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import json
 import os
@@ -62,6 +63,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if worker and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+
+
+def pytest_collection_finish() -> None:
+    """Have the garbage collector pass over the hundreds of thousands of objects of imports and collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
