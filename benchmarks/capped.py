@@ -72,7 +72,7 @@ def main() -> None:
 @functools.cache
 def cap_kind() -> str:
     """Return the way to cap memory here: "cgroup-v1", "cgroup-v2", "systemd" or "none"."""
-    for kind in _ROOTS:
+    for kind in _ROOTS if sys.platform == "linux" else ():  # Wine shows Linux's folders
         group = _made(kind, 1 << 30)
         if group is not None:
             _remove(group)
