@@ -186,8 +186,8 @@ class Decoder:
     def _read(self, sequence: TextSequence, on_prefill: Callable[[int, int], None] | None) -> None:
         """Read a prompt, up to what the pass of the first tree reads with it."""
         # A head drafts from hidden states of the whole prompt.
-        reads_target = self._speculator.drafter.reads_target
-        max_unread = 0 if reads_target else max(self._target.max_unread - FIRST_BUDGET, 0)
+        apart = self._speculator.drafter.reads_target or sequence.is_full
+        max_unread = 0 if apart else max(self._target.max_unread - FIRST_BUDGET, 0)
         length = len(sequence.tokens) - 1
         try:
             sequence.unread = self._target.prefill(sequence, on_progress=on_prefill, max_unread=max_unread)

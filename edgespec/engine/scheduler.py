@@ -23,6 +23,7 @@ from edgespec.llama.row_rule import MAX_PADDED_ROWS
 from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.sizing.sizers import FIRST_BUDGET
 
 _STREAMED_ROWS = 128  # of a shared pass that reads weights: more take long while a prompt is read
 _SHARED_PREFIX = 16  # tokens that are worth waiting for while another sequence reads them
@@ -119,7 +120,7 @@ class Scheduler:
         for chunk in batch.chunks:
             chunk.sequence.tell_progress()
         if records:
-            rows = sum(record.nodes for record in records) + batch.other_rows
+            rows = sum(record.nodes for record in records) + records[0].prompt_rows + batch.chunk_rows
             self._prefill_limiter.passed(rows, records[0].verify_s)
         for sequence, record in zip(batch.sequences, records, strict=True):
             self._add(sequence, record)
@@ -149,6 +150,8 @@ class Scheduler:
             for index, sequence in enumerate(reading)
             if not _is_being_read(sequence, reading[:index])
         ]
+        if (batch := self._first_pass_alone()) is not None:
+            return batch
         if (alone := self._reads_alone(ready, reading)) is not None:
             self._read_alone(alone, len(ready))
             return None
@@ -288,6 +291,20 @@ class Scheduler:
         sequence.discard_state()
         sequence.started = False
         sequence.to_read = sequence.missing
+
+    def _first_pass_alone(self) -> Batch | None:
+        """The only sequence, if the pass of its first tree can read the rest of its prompt; else None."""
+        sequence, *others = self._in_flight
+        unread, most = sequence.missing, self._target.max_unread - FIRST_BUDGET
+        if others or not 0 < unread <= most or sequence.is_full or sequence.scores is not None:
+            return None
+        if self._drafter.reads_target or sequence.next_image(sequence.n_cached) is not None:
+            return None
+        self._make_room(unread)
+        sequence.started, sequence.unread = True, unread
+        sequence.read += unread
+        _note_read(sequence)
+        return Batch([sequence])
 
     def _reads_alone(
         self, ready: Sequence[TextSequence], reading: Sequence[TextSequence]

@@ -112,15 +112,16 @@ class Target(CachedSequences):
 
     @property
     def max_unread(self) -> int:
-        """Tokens of a prompt that a tree's pass may read: where it saves reading the weights once more.
+        """Tokens of a prompt that a tree's pass may read, which saves reading the weights once more.
 
+        Where these are in memory, it is fewer than a tree may have nodes: costs are known for such passes.
         Where the number of rows chooses the kernels, or a rule pads passes, a prompt has passes of its own,
         and so it has with a running state.
         """
-        streamed = self.model.weights.streamed_bytes > 0 and not self.model.keeps_recurrent_state
-        if not streamed or self.rule != ANY_ROWS:
+        if self.model.keeps_recurrent_state or self.rule != ANY_ROWS:
             return 0
-        return min(self.rule.maximum, self.context.n_rows) - 1
+        most = self.context.n_rows if self.model.weights.streamed_bytes else self.max_nodes
+        return min(self.rule.maximum, most) - 1
 
     def read_chunk(
         self, sequence: TextSequence, length: int | None = None, *, image_rows: int | None = None
@@ -186,7 +187,8 @@ class Target(CachedSequences):
             length: as `read_chunk`.
         """
         length = len(sequence.tokens) - 1 if length is None else length
-        if not sequence.images or sequence.scores is not None or not self.max_unread or self.context.adapted:
+        saves_reading = self.max_unread and self.model.weights.streamed_bytes
+        if not sequence.images or sequence.scores is not None or not saves_reading or self.context.adapted:
             return 0
         together = tokens_with_images(sequence, length, self.prompt_rows)
         return together if together and self._token_rows is not None else 0
