@@ -230,7 +230,7 @@ class Target(CachedSequences):
         """True if the next piece of a prompt shows whether pieces of its length are exact."""
         if self.pieces is None:
             return False
-        return not self.pieces.is_proven(self.pieces.next(missing)[1])
+        return not self.pieces.is_proven(self._next_piece(missing)[1])
 
     def shared_rows(self, wanted: int) -> int:
         """The largest number of rows, up to the wanted one, of a pass that sequences share."""
@@ -241,7 +241,7 @@ class Target(CachedSequences):
     def _next_piece(self, missing: int) -> tuple[int, int]:
         """Tokens of the next piece of a prompt, and the rows they are padded to."""
         if self.pieces is not None:
-            return self.pieces.next(missing)
+            return self.pieces.next(missing, self.context.n_cells - self.cache.n_live)
         tokens = min(missing, self.prompt_rows)
         return tokens, self._padded(tokens)
 

@@ -11,6 +11,7 @@ build and the processor. The text is the same either way; only the time differs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -48,9 +49,13 @@ class PrefillChunks:
         """Rows of the longest chunk that is known to give the same bits as short ones."""
         return max((n for n in self._lengths if self._outcomes.get(n, False)), default=self._rule.maximum)
 
-    def next(self, missing: int) -> tuple[int, int]:
-        """The next chunk of `missing` tokens: how many it takes, and the rows they are padded to."""
-        most = _MAX_GROWTH * self.longest_proven
+    def next(self, missing: int, room: float = math.inf) -> tuple[int, int]:
+        """The next chunk of `missing` tokens: how many it takes, and the rows they are padded to.
+
+        Args:
+            room: most rows that the cache has cells for.
+        """
+        most = min(_MAX_GROWTH * self.longest_proven, room)
         for rows in self._lengths if missing > self._rule.maximum else ():
             if rows <= most and missing >= _LEAST_FILLED * rows and self._outcomes.get(rows, True):
                 return min(rows, missing), rows

@@ -63,6 +63,16 @@ def test_a_length_is_tried_after_one_that_is_not_much_shorter() -> None:
         assert longer <= 4 * rows
 
 
+@given(st.integers(1, 4095), st.integers(0, 4608))
+def test_padding_takes_no_more_cells_than_there_are(missing: int, room: int) -> None:
+    pieces = PrefillChunks(RULE, 4096)
+    for rows in LENGTHS:
+        pieces.found(rows, same=True)
+    tokens, rows = pieces.next(missing, room)
+    assert tokens <= rows <= max(room, RULE.maximum)
+    assert pieces.next(missing, 4096) == pieces.next(missing)
+
+
 @given(st.integers(1, 9000), st.sets(st.sampled_from(LENGTHS)), st.integers(0, 5000))
 def test_passes_that_texts_share_have_proven_rows_alone(wanted: int, proven: set[int], most: int) -> None:
     pieces = PrefillChunks(RULE, most)
