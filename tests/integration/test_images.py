@@ -276,7 +276,9 @@ def test_a_large_image_is_divided(seeing: Path, family: str, tmp_path: Path) -> 
 # Answers.
 
 
-@each_family
+@pytest.mark.parametrize(
+    "family", slow_except(["gemma3", "qwen3vl"], FAMILIES), indirect=True, scope="module"
+)
 def test_drafts_change_no_token(plain: Engine, seeing: Path, family: str) -> None:
     questions = [asked(PICTURE), asked(ANOTHER), asked(PICTURE, "x y z")]
     config = CONFIG.with_(max_tokens=32) if family == "gemma3" else CONFIG  # so that answers differ
@@ -740,7 +742,7 @@ def test_prompts_with_images_cannot_be_scored(plain: Engine) -> None:
 # The command line.
 
 
-@each_family
+@each_family_at_length
 def test_plans_say_that_a_model_sees(seeing: Path, family: str, tmp_path: Path) -> None:
     done = run_here("plan", str(seeing), "--draft", "none", "--context", "512", "--json")
     assert done.returncode == 0, done.stderr

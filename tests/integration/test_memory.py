@@ -46,8 +46,8 @@ print([name for name in ("torch", "hf_xet", "huggingface_hub") if name in sys.mo
 
 
 @pytest.mark.parametrize("draft", slow_except(["model"], ["none", "lookup", "model"]))
-def test_answers_need_no_large_library(draft: str, smol_path: Path, q4_drafter_path: Path) -> None:
-    program = _IMPORTS.format(model=str(smol_path), draft=str(q4_drafter_path) if draft == "model" else draft)
+def test_answers_need_no_large_library(draft: str, short_path: Path, short_q4_path: Path) -> None:
+    program = _IMPORTS.format(model=str(short_path), draft=str(short_q4_path) if draft == "model" else draft)
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert child.stdout.strip() == "[]", child.stderr
 
