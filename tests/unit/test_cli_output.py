@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+from pathlib import Path
 
 import pyte
 import pytest
@@ -11,7 +13,7 @@ from rich.console import Console
 from edgespec.cli.screen.formatting import details, format_statistics
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.status import RemainingTime, StatusLine, format_prefill
-from edgespec.cli.screen.terminal import Terminal
+from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.errors import OutputError
 from edgespec.generation.expert_use import ExpertUse
 from edgespec.generation.result import FinishReason, Generation, PassRecord, Timings
@@ -20,6 +22,12 @@ from edgespec.generation.result import FinishReason, Generation, PassRecord, Tim
 class FakeTerminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def test_the_null_device_is_no_terminal() -> None:
+    with Path(os.devnull).open() as nothing:
+        assert not is_terminal(nothing)
+    assert is_terminal(FakeTerminal())
 
 
 def test_a_model_cannot_steer_the_terminal() -> None:

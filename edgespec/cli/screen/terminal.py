@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import os
 import shutil
 import sys
@@ -248,7 +249,11 @@ def shows_colour(stream: TextIO | None) -> bool:
 
 def is_terminal(stream: TextIO | None) -> bool:
     """True if this is an open terminal."""
-    return stream is not None and not stream.closed and stream.isatty()
+    if stream is None or stream.closed or not stream.isatty():
+        return False
+    # Windows takes its null device for one, which Python opens as a file, unlike a console.
+    raw = getattr(getattr(stream, "buffer", None), "raw", None)
+    return not (sys.platform == "win32" and isinstance(raw, io.FileIO))
 
 
 def _print(text: str, style: str = "") -> None:
