@@ -128,16 +128,21 @@ class _Transfer:
 
     def run(self) -> Path:
         """Download the file and verify it; returns its place among the blobs."""
-        with self._partial.open("ab+") as out:
-            out.seek(0)
-            while chunk := out.read(_CHUNK):  # from an earlier run
-                self._count(chunk)
-            if self._file.n_bytes and self._done > self._file.n_bytes:
-                self._start_over(out)
-            self._receive(out)
-            found = self._checksum(out)
-            out.flush()
-            os.fsync(out.fileno())  # a blob is trusted if it exists
+        try:
+            with self._partial.open("ab+") as out:
+                out.seek(0)
+                while chunk := out.read(_CHUNK):  # from an earlier run
+                    self._count(chunk)
+                if self._file.n_bytes and self._done > self._file.n_bytes:
+                    self._start_over(out)
+                self._receive(out)
+                found = self._checksum(out)
+                out.flush()
+                os.fsync(out.fileno())  # a blob is trusted if it exists
+        except HubError:
+            if not self._done:
+                self._partial.unlink(missing_ok=True)
+            raise
         if found != self._file.digest:
             self._partial.unlink(missing_ok=True)
             raise HubError(
@@ -229,8 +234,6 @@ class _Transfer:
             OutputError: the disk is too small.
         """
         if not file.digest:
-            if not self._done:
-                self._partial.unlink(missing_ok=True)
             raise HubError(
                 f"{self._hub.host} provides no checksum of {file.path}, so the download cannot be verified.",
                 "Set HF_ENDPOINT to another address, or download the file by other means and give its path.",
