@@ -23,6 +23,7 @@ from edgespec.cli.screen.terminal import Terminal
 from edgespec.cli.utf8 import _conversion
 from edgespec.engine.sessions.file import saved_sessions
 from edgespec.engine.sessions.session import ResumedSession
+from edgespec.files.user_folders import data_folder
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.rules import KINDS
 from tests.unit.talking import ANSWER, TalkingEngine, TalkingSession
@@ -474,6 +475,15 @@ def test_ctrl_d_sends_an_open_text_and_then_leaves() -> None:
         assert next(messages) == "one\ntwo"
         keys.send_text(CTRL_D)
         assert next(messages, None) is None
+
+
+def test_a_history_that_cannot_be_kept_ends_no_chat() -> None:
+    (data_folder() / "chat_history").mkdir(parents=True)
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        history = TypedKeyboard(lambda _text: [])._session.history
+    history.append_string("Hi")
+    assert [*history.get_strings()] == ["Hi"]
+    assert [*history.load_history_strings()] == []
 
 
 def test_ctrl_c_in_an_open_text_says_that_it_is_discarded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -170,10 +171,22 @@ def _prompt_session(complete: Complete) -> PromptSession[str]:
     from prompt_toolkit.completion import Completer, Completion
     from prompt_toolkit.document import Document
     from prompt_toolkit.filters import Condition
-    from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+    from prompt_toolkit.history import FileHistory
     from prompt_toolkit.key_binding import KeyBindings
     from prompt_toolkit.shortcuts import CompleteStyle
     from prompt_toolkit.styles import Style
+
+    class LenientHistory(FileHistory):
+        """A history whose file may be impossible to read or write, as on a full disk."""
+
+        def load_history_strings(self) -> Iterable[str]:
+            with suppress(OSError):
+                return super().load_history_strings()
+            return ()
+
+        def store_string(self, string: str) -> None:
+            with suppress(OSError):
+                super().store_string(string)
 
     class Offers(Completer):
         def get_completions(self, document: Document, _event: Any) -> Iterable[Completion]:
@@ -208,13 +221,8 @@ def _prompt_session(complete: Complete) -> PromptSession[str]:
     def _suspend(event: Any) -> None:
         run_in_terminal(suspend)
 
-    history: History
-    try:
-        history = FileHistory(str(_history_file()))
-    except OSError:
-        history = InMemoryHistory()  # a home folder that cannot be written must not prevent a chat
     return PromptSession(
-        history=history,
+        history=LenientHistory(_history_file()),
         completer=Offers(),
         complete_while_typing=False,
         complete_style=CompleteStyle.READLINE_LIKE,
@@ -228,8 +236,8 @@ def _prompt_session(complete: Complete) -> PromptSession[str]:
 
 
 def _history_file() -> Path:
-
     path = data_folder() / "chat_history"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)
+    with suppress(OSError):  # a home folder that cannot be written must not prevent a chat
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
     return path
