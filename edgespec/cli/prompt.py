@@ -223,8 +223,10 @@ def _read(terminal: Terminal) -> str:
     try:
         if stat.S_ISFIFO(_mode()):  # without a word, an open pipe looks like a program that hangs
             waiting.start()
-            sys.stdin.buffer.peek(1)  # type: ignore[union-attr]
-            waiting.cancel()
+            try:
+                sys.stdin.buffer.peek(1)  # type: ignore[union-attr]
+            finally:
+                waiting.cancel()
         data = sys.stdin.buffer.read(_MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,9 @@ import pytest
 from edgespec.cli.batch.input_file import read_jobs
 from edgespec.cli.interrupt import ENDING
 from edgespec.cli.main import main
+from edgespec.cli.prompt import whole_prompt
 from edgespec.cli.screen.formatting import details, format_statistics
+from edgespec.cli.screen.terminal import Terminal
 from edgespec.generation.result import Generation
 from tests.unit.talking import TalkingEngine, write_lines
 
@@ -97,6 +101,24 @@ def test_a_wrong_prompt_from_stdin(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
     assert main(["generate"]) == 2
     assert capsys.readouterr().err.startswith(f"Error: {what}.\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
+def test_ctrl_c_while_a_pipe_is_waited_for_leaves_no_note_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader) as stdin, os.fdopen(writer, "w"):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        ctrl_c = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+
+        def wait() -> None:
+            ctrl_c.start()
+            whole_prompt(None, Terminal(), "")
+
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+        ctrl_c.join()
+    notes = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    assert all(note.finished.is_set() for note in notes)
 
 
 def test_a_system_prompt_makes_messages(engine: TalkingEngine) -> None:
