@@ -13,12 +13,15 @@ from edgespec.files.writing import atomic_write
 
 _T = TypeVar("_T")
 
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What reading JSON raises that has another form than is expected."""
+
 
 def read_json(path: Path, parse: Callable[[Any], _T]) -> _T | None:
     """The value in a file; None if the file is missing, damaged or not what `parse` expects."""
     try:
         return parse(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, *MALFORMED):
         return None
 
 

@@ -169,7 +169,13 @@ def test_small_files_are_kept_and_read(tmp_path: Path) -> None:
     save_json(path / "below a file.json", {})  # impossible, and no error
 
 
-@pytest.mark.parametrize("damaged", [None, b"", b"{", b"\xff", b"[]", b"null", b'{"rows": []}', b"{}"])
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *(None, b"", b"{", b"\xff", b"[]", b"null", b'{"rows": []}', b"{}", b'{"rows": 1e999}'),
+        pytest.param(b"[" * 100_000, id="deep"),
+    ],
+)
 def test_a_small_file_that_cannot_be_read_counts_as_missing(tmp_path: Path, damaged: bytes | None) -> None:
     path = tmp_path / "a.json"
     if damaged is not None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from edgespec.engine.sessions.images import ImageFolder
 from edgespec.errors import SessionError
-from edgespec.files.small_json import read_json
+from edgespec.files.small_json import MALFORMED, read_json
 from edgespec.files.state import size_of
 from edgespec.files.user_folders import data_folder, expanded
 from edgespec.files.writing import atomic_write, followed, only_writer, remedy
@@ -247,7 +247,7 @@ def read_conversation(path: Path, *, with_images: bool = True) -> Conversation |
         return None
     except OSError as error:
         raise _cannot("read", path, error) from error
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+    except MALFORMED as error:
         raise _no_session(path) from error
 
 
