@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.drafter_choice import agreement_of, candidates, entry_of
 from edgespec.models.hub.registry import MADE, REGISTERED, DrafterPair, PairRegistry
 from tests.links import needs_links
+from tests.unit.privileges import unprivileged
 
 
 @pytest.fixture
@@ -98,6 +101,23 @@ def test_a_damaged_file_is_put_aside_not_lost(registry: PairRegistry, tmp_path: 
     registry.add(pair(tmp_path / "a.gguf"))
     assert (tmp_path / "data" / "pairs.damaged").read_text() == "half a fi"
     assert len(registry.pairs()) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such permissions there")
+def test_pairs_that_cannot_be_read_are_not_replaced() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # not in the tests' own folder, which nobody else may enter
+        Path(folder).chmod(0o777)
+        registry, file = PairRegistry(Path(folder, "pairs.json")), Path(folder, "pairs.json")
+        registry.add(pair(Path(folder, "a.gguf")))
+        before, another = file.read_bytes(), pair(Path(folder, "b.gguf"))
+        file.with_suffix(".lock").chmod(0o666)
+        file.chmod(0)
+        with unprivileged():
+            assert registry.pairs() == []
+            with pytest.raises(OutputError, match=r"pairs\.json cannot be written: Permission denied"):
+                registry.add(another)
+        file.chmod(0o600)
+        assert file.read_bytes() == before
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgespec.files.small_json import MALFORMED
 from edgespec.files.state import size_of
 from edgespec.files.user_folders import data_folder, expanded
 from edgespec.files.writing import atomic_write, writing_to
@@ -67,7 +68,9 @@ class PairRegistry:
     def pairs(self, target: str | None = None) -> list[DrafterPair]:
         """All pairs, or those of a target, whose drafters exist: the preferred one, then by agreement."""
         found = [
-            pair for pair in self._read() if (target is None or pair.target == target) and pair.path.is_file()
+            pair
+            for pair in self._known()
+            if (target is None or pair.target == target) and pair.path.is_file()
         ]
         return sorted(found, key=lambda pair: (not pair.preferred, -(pair.top1 or 0.0)))
 
@@ -100,21 +103,33 @@ class PairRegistry:
         """The pairs of a target, and those with one of these drafters, even if the file is gone."""
         return [
             pair
-            for pair in self._read()
+            for pair in self._known()
             if pair.target == target or any(same_file(pair.path, path) for path in drafters)
         ]
 
     def missing(self, target: str) -> list[DrafterPair]:
         """The pairs of a target whose drafter no longer exists."""
-        return [pair for pair in self._read() if pair.target == target and not pair.path.is_file()]
+        return [pair for pair in self._known() if pair.target == target and not pair.path.is_file()]
+
+    def _known(self) -> list[DrafterPair]:
+        """The pairs in the file; none if it cannot be read."""
+        try:
+            return self._read()
+        except OSError:
+            return []
 
     def _read(self) -> list[DrafterPair]:
+        """The pairs in the file.
+
+        Raises:
+            OSError: it cannot be read, so that it must not be replaced.
+        """
         try:
             rows = json.loads(self._path.read_text(encoding="utf-8"))["pairs"]
             return [DrafterPair(**row) for row in rows]
-        except OSError:
+        except FileNotFoundError:
             return []
-        except (ValueError, TypeError, KeyError):
+        except MALFORMED:
             # Registered pairs must not be lost: a file that cannot be read is set aside, not overwritten.
             with contextlib.suppress(OSError):
                 self._path.replace(self._path.with_suffix(".damaged"))
