@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.config import NO_MODEL
-from edgespec.files.user_folders import expanded
+from edgespec.files.user_folders import expanded, holds
 
 _PATH_AT_END = re.compile(r'(?:^|\s)@("?)([^"\s]*|(?<=")[^"]*)$')
 
@@ -57,10 +57,10 @@ def paths(typed: str) -> list[str]:
     base = expanded(prefix or ".")
     try:
         entries = sorted(base.iterdir())
-    except OSError:
+    except (OSError, ValueError):
         return []
     return [
-        prefix + entry.name + ("/" if entry.is_dir() else "")
+        prefix + entry.name + ("/" if holds(entry.is_dir) else "")
         for entry in entries
         if entry.name.startswith(start) and (start.startswith(".") or not entry.name.startswith("."))
     ]

@@ -19,7 +19,7 @@ import re
 import stat
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +32,7 @@ from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.cli.utf8 import as_text, decoded
 from edgespec.config import OPTIONS
 from edgespec.errors import ModelFileError, UsageError
-from edgespec.files.user_folders import begins_as_path, expanded
+from edgespec.files.user_folders import begins_as_path, expanded, holds
 
 FirstWord = Annotated[
     str | None,
@@ -132,12 +132,12 @@ def _is_known(word: str) -> bool:
     path = expanded(word)
     spaced = not word or bool(re.search(r"\s", word))
     if word.lower().endswith(".gguf"):
-        return not spaced or begins_as_path(word) or _holds(path.is_file)
-    if _holds(lambda: _has_magic(path)):
+        return not spaced or begins_as_path(word) or holds(path.is_file)
+    if holds(lambda: _has_magic(path)):
         return True
     if spaced:
         return False
-    if begins_as_path(word) or _holds(lambda: path.is_dir() and bool(catalog.models_in(path))):
+    if begins_as_path(word) or holds(lambda: path.is_dir() and bool(catalog.models_in(path))):
         return True
     if not _NAME.fullmatch(word):
         return False
@@ -159,14 +159,6 @@ def _too_many(words: Sequence[str], *, prompt: str | None, asks: bool) -> UsageE
 
 def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
-
-
-def _holds(question: Callable[[], bool]) -> bool:
-    """The answer to a question about a path; False if no file can have that name, as with most prompts."""
-    try:
-        return question()
-    except (OSError, ValueError):
-        return False
 
 
 def _has_magic(path: Path) -> bool:

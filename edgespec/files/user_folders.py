@@ -39,7 +39,17 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
         with suppress(ValueError):  # it is no address
             path = url2pathname(urlsplit(os.fspath(path)).path)
-    return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises RuntimeError)
+    with suppress(ValueError):  # the name of a user has a null character
+        path = os.path.expanduser(path)  # noqa: PTH111 (Path.expanduser raises RuntimeError)
+    return Path(path)
+
+
+def holds(question: Callable[[], bool]) -> bool:
+    """The answer to a question about a path; False if no file can have that name, or none may look."""
+    try:
+        return question()
+    except (OSError, ValueError):
+        return False
 
 
 def begins_as_path(text: str) -> bool:

@@ -16,6 +16,7 @@ from edgespec.errors import ModelFileError
 from edgespec.files.user_folders import data_folder
 from edgespec.models.hub import catalog
 from edgespec.models.hub.external import display_name, external_models, find_external
+from tests.links import needs_links
 
 MEDIA = "application/vnd.ollama.image"
 
@@ -138,6 +139,20 @@ def test_folders_of_ones_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert catalog.find("other.gguf") == other
     assert find_external("twin") is None
     assert is_model("other")
+
+
+@needs_links
+def test_a_link_that_leads_nowhere_is_no_model(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = gguf(home / "own" / "small-Q4_0.gguf")
+    there.with_name("gone.gguf").symlink_to(home / "gone")
+    there.with_name("loop.gguf").symlink_to("loop.gguf")
+    monkeypatch.setenv("EDGESPEC_MODELS_FOLDER", str(home / "own"))
+    assert [model.path for model in external_models()] == [there]
+    assert catalog.find(home / "own", fetch=False) == there
+    assert main(["models", "list"]) == 0
+    assert "small-Q4_0" in capsys.readouterr().out
 
 
 def test_without_a_folder_of_ones_own_there_is_one_in_the_data_folder(

@@ -48,6 +48,7 @@ def test_paths_of_unknown_users_are_left_as_they_are(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, str(tmp_path))
     assert expanded("~/a") == in_home("~/a") == tmp_path / "a"
     assert expanded("~no-such-user/a") == in_home("~no-such-user/a") == Path("~no-such-user/a")
+    assert expanded("~no\0user") == Path("~no\0user"), "nobody has such a name"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("WIN_PD_OVERRIDE_LOCAL_APPDATA", str(tmp_path))
     assert cache_folder() in (tmp_path / "cache" / "edgespec", tmp_path / "edgespec" / "Cache")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +18,7 @@ from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.config import Config
 from edgespec.errors import HubError, UsageError
-from edgespec.files.user_folders import expanded
+from edgespec.files.user_folders import expanded, holds
 
 if TYPE_CHECKING:
     from edgespec.models.hub.catalog import CatalogEntry
@@ -268,8 +267,8 @@ def remove(
 
     terminal = Terminal()
     # A folder with one model opens it, but whoever removes a folder may mean all of it.
-    is_folder = os.path.isdir(expanded(model))  # noqa: PTH112 (it never raises)
-    path = expanded(model) if is_folder else catalog.find(model, fetch=False)
+    folder = expanded(model)
+    path = folder if holds(folder.is_dir) else catalog.find(model, fetch=False)
     removal = plan_removal(path)
     if not as_json:
         for sentence in removal.kept:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from edgespec.cli.options.declaration import option
 from edgespec.cli.utf8 import read_text
-from edgespec.files.user_folders import begins_as_path, expanded
+from edgespec.files.user_folders import begins_as_path, expanded, holds
 
 if TYPE_CHECKING:
     from edgespec.images.parts import Image
@@ -75,7 +75,7 @@ def with_attachments(text: str, files: list[tuple[Path, str]]) -> AttachedQuesti
         name = match[1] or match[2]
         # Punctuation after a path is not part of it, unless there is such a file.
         for spelled in dict.fromkeys([name, name.rstrip(".,;:!?)")]):
-            if spelled and os.path.isfile(expanded(spelled)):  # noqa: PTH113 (it never raises)
+            if spelled and holds(expanded(spelled).is_file):
                 if spelled.lower().endswith(SUFFIXES) or is_image(expanded(spelled)):
                     images.setdefault(expanded(spelled).resolve(), image_of(spelled))
                 elif not any(path.samefile(expanded(spelled)) for path, _ in files if path.exists()):
@@ -119,7 +119,7 @@ def without_images(text: str) -> tuple[str, list[Image]]:
             return match[0]
         if escaped and not is_url and os.sep == "/":
             name = re.sub(r"\\(.)", r"\1", name)
-        if not os.path.isfile(expanded(name)):  # noqa: PTH113 (it never raises)
+        if not holds(expanded(name).is_file):
             return match[0]
         found.append(image_of(name))
         return ""

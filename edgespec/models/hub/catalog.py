@@ -12,14 +12,13 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.base.progress import Progress
 from edgespec.errors import HubError, ModelFileError, UsageError, similar, which_of
-from edgespec.files.user_folders import begins_as_path, expanded
+from edgespec.files.user_folders import begins_as_path, expanded, holds
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.weightless import QUANTIZATIONS, ModelShape, hollow_files
 from edgespec.models.hub.external import external_models, find_external
@@ -209,9 +208,9 @@ def resolve(
     if not name:
         raise ModelFileError("The name of the model is empty.", "Give a path or a name.")
     path = expanded(name)
-    if _holds(path.is_dir):
+    if holds(path.is_dir):
         return FoundModel(_in_folder(path))
-    if _holds(path.exists):
+    if holds(path.exists):
         return FoundModel(path)
     known = named(name)
     if known is not None and known[0].package:
@@ -241,7 +240,7 @@ def _is_cached(name: HubName, hub: Hub | None) -> bool:
 
 def hub_name_of(model: str) -> HubName | None:
     """The meaning of a name on the Hub; None for paths, packages, and anything that is not a name."""
-    if _holds(expanded(model).exists):
+    if holds(expanded(model).exists):
         return None
     name = _hub_name(model)
     exact = ":" not in model and model.lower() in entries()
@@ -322,7 +321,8 @@ def _size(name: str) -> float:
 
 def models_in(folder: Path) -> tuple[ModelVariant, ...]:
     """The models whose files are in a folder, not in those within."""
-    return group_files((path.name, path.stat().st_size) for path in folder.glob("*.[gG][gG][uU][fF]"))
+    files = (path for path in folder.glob("*.[gG][gG][uU][fF]") if path.is_file())
+    return group_files((path.name, path.stat().st_size) for path in files)
 
 
 def _in_folder(folder: Path) -> Path:
@@ -334,14 +334,6 @@ def _in_folder(folder: Path) -> Path:
             f"Name one: {folder / found[0].name}" if found else "Name a GGUF file.",
         )
     return folder / found[0].name
-
-
-def _holds(question: Callable[[], bool]) -> bool:
-    """The answer to a question about a path; False if no file can have that name."""
-    try:
-        return question()
-    except (OSError, ValueError):
-        return False
 
 
 def _looks_like_path(name: str) -> bool:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import platformdirs
 
+from edgespec.files.small_json import MALFORMED
 from edgespec.files.state import size_of
-from edgespec.files.user_folders import data_folder, expanded
+from edgespec.files.user_folders import data_folder, expanded, holds
 from edgespec.models.hub.names import ModelVariant, group_files, label_of
 
 FOLDERS = "EDGESPEC_MODELS_FOLDER"  # of one's own; several are separated as in PATH
@@ -130,7 +131,7 @@ def _ollama_blob(store: Path, manifest: Path) -> Path | None:
         blob = store / "blobs" / str(digests[0]).replace(":", "-")
         with blob.open("rb") as file:
             return blob if file.read(4) == b"GGUF" and blob.parent == store / "blobs" else None
-    except (OSError, ValueError, KeyError, TypeError):  # another form, being written, or not readable
+    except (OSError, *MALFORMED):  # another form, being written, or not readable
         return None
 
 
@@ -148,7 +149,7 @@ def _lm_studio_folders() -> list[Path]:
         homes = [*([expanded(pointed)] if pointed else []), *homes]
     chosen = []
     for place in homes:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, *MALFORMED):
             folder = json.loads((place / "settings.json").read_text(encoding="utf-8"))["downloadsFolder"]
             chosen.append(expanded(folder))
     return list(dict.fromkeys([*chosen, *(place / "models" for place in homes)]))
@@ -206,7 +207,8 @@ def _made(model: ModelVariant, folder: Path, source: str, name: str, also: Itera
 def _models_in(folder: Path, deepest: int = _DEEPEST) -> tuple[ModelVariant, ...]:
     """The GGUF models below a folder, by their paths in it."""
     files = (path for path in _files_below(folder, deepest) if path.suffix.lower() == ".gguf")
-    return group_files((path.relative_to(folder).as_posix(), size_of(path)) for path in files)
+    there = (path for path in files if holds(path.is_file))  # links may lead nowhere
+    return group_files((path.relative_to(folder).as_posix(), size_of(path)) for path in there)
 
 
 def _files_below(folder: Path, deepest: int) -> Iterator[Path]:
