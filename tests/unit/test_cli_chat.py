@@ -136,6 +136,11 @@ def test_a_path_is_no_command(typed: Any, engine: TalkingEngine) -> None:
         "/export " + 300 * "a",
         "/load " + 300 * "a" + ".json",
         "/export /",
+        "@~a\0b",
+        "/file ~a\0b",
+        "/export a\0b",
+        "/save a/\0b",
+        "/load ~a\0b/c",
     ],
 )
 def test_a_name_that_no_file_can_have_ends_no_chat(message: str, typed: Any) -> None:
@@ -290,6 +295,14 @@ def test_system_sets_the_prompt(typed: Any) -> None:
     _, err, session = typed("/system Be  brief.", "/system")
     assert err == ["System prompt set.", "Be  brief."]
     assert session.system == "Be  brief."
+
+
+@pytest.mark.parametrize(
+    ("value", "prompt"),
+    [('"Be brief."', "Be brief."), ('Always say "yes"', 'Always say "yes"'), ('"a" or "b"', '"a" or "b"')],
+)
+def test_quotes_around_a_value_are_no_part_of_it(typed: Any, value: str, prompt: str) -> None:
+    assert typed(f"/system {value}")[2].system == prompt
 
 
 def test_ctrl_c_in_an_answer_keeps_the_conversation(typed: Any, engine: TalkingEngine) -> None:

@@ -111,6 +111,13 @@ def without_source(shown: str) -> str:
     return re.sub(r" \([^()]*\)$", "", shown)
 
 
+def unquoted(value: str, marks: str = '"') -> str:
+    """A value without the quotes around it; those that are part of it stay."""
+    mark = value[:1]
+    is_quoted = mark in marks and value.endswith(mark) and value.count(mark) == 2
+    return value[1:-1] if is_quoted else value
+
+
 def sampling_in_words(config: GenerationConfig, sources: Mapping[str, str]) -> str:
     """Describe how tokens are chosen, and where that comes from, in a line."""
     if not config.draws:
@@ -143,7 +150,7 @@ def _parse(field: str, value: str) -> Any:
     if isinstance(default, str):
         return value
     if isinstance(default, tuple):
-        return (value.strip('"').replace("\\n", "\n"),)
+        return (unquoted(value).replace("\\n", "\n"),)
     try:
         return float(value) if isinstance(default, float) else int(value)
     except ValueError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from edgespec.cli.conversation.attach import read_attachment
 from edgespec.cli.conversation.export import Transcript, export, export_path
 from edgespec.cli.screen.formatting import count, details
 from edgespec.errors import EdgeSpecError, SessionError, UsageError, did_you_mean
+from edgespec.files.user_folders import holds
 
 if TYPE_CHECKING:
     from edgespec.cli.conversation.changeable_model import ChangeableModel
@@ -147,6 +147,8 @@ class SlashCommands:
 
     def run(self, name: str, value: str) -> None:
         """Run the command of that name or alias."""
+        if "\0" in value:
+            raise UsageError(f"The value of {name} contains a null character.", "Remove it.")
         self._command(ALIASES.get(name, name)).run(value)
 
     def _command(self, name: str) -> SlashCommand:
@@ -175,7 +177,7 @@ class SlashCommands:
 
     def _system(self, rest: str) -> None:
         if rest:
-            self._session.system = rest.strip('"')
+            self._session.system = settings.unquoted(rest)
             self._chat.say("System prompt set.")
         else:
             self._chat.say(self._session.system or "No system prompt.")
@@ -240,16 +242,17 @@ class SlashCommands:
         self._chat.chat.terminal.rows(rows)
 
     def _file(self, rest: str) -> None:
-        if not rest.strip('"'):
+        name = settings.unquoted(rest)
+        if not name:
             raise UsageError("/file needs the path of a text file.", "For example: /file notes.md")
-        path, text = read_attachment(rest.strip('"'))
+        path, text = read_attachment(name)
         self._chat.attached.append((path, text))
         self._chat.say(f"Attached {path} ({count(len(text), 'character')}) to the next question.")
 
     def _image(self, rest: str) -> None:
         from edgespec.images.parts import image_of
 
-        name = rest.strip("\"'")
+        name = settings.unquoted(rest, "\"'")
         if not name:
             raise UsageError("/image needs the path of an image.", "For example: /image cat.png")
         self._session.require_sight()
@@ -271,7 +274,7 @@ class SlashCommands:
         if not self._session.messages:
             self._chat.say("Nothing to save yet. Ask something first.")
             return
-        if os.path.exists(path) and not self._chat.confirm(f"{path.stem} exists. Overwrite it?"):  # noqa: PTH110
+        if holds(path.exists) and not self._chat.confirm(f"{path.stem} exists. Overwrite it?"):
             return
         self._session.save_to(rest, overwrite=True)
         self._chat.say(_saved(path))
@@ -282,7 +285,7 @@ class SlashCommands:
         if not rest:
             raise UsageError("/load needs a name.", "/sessions lists them.")
         path = session_path(rest)
-        if not os.path.exists(path):  # noqa: PTH110 (it never raises)
+        if not holds(path.exists):
             hint = did_you_mean(rest, [s.name for s in saved_sessions()], "/sessions lists them.")
             raise SessionError(f"There is no session '{rest}'.", hint)
         if self._session.file is not None and self._session.file.path == path:
@@ -301,11 +304,11 @@ class SlashCommands:
         self._chat.chat.report_resumed(resumed)
 
     def _export(self, rest: str) -> None:
-        name = rest.strip('"')
+        name = settings.unquoted(rest)
         if not name:
             raise UsageError("/export needs the name of a file.", "For example: /export trip.md")
         path = export_path(name)
-        if os.path.exists(path) and not self._chat.confirm(f"{path} exists. Overwrite it?"):  # noqa: PTH110
+        if holds(path.exists) and not self._chat.confirm(f"{path} exists. Overwrite it?"):
             return
         model = self._chat.chat.model_name
         export(path, Transcript(self._session.system, self._session.messages, model))
@@ -374,7 +377,7 @@ class SlashCommands:
             raise UsageError("This chat cannot switch models.", "Start another chat.")
         self._session.detach()
         try:
-            models.replace_by(name.strip('"'))
+            models.replace_by(settings.unquoted(name))
         except EdgeSpecError:
             chat.use(models.engine, models.sampling)
             raise
