@@ -397,6 +397,13 @@ async def _asked(app: ASGIApp, scope: Scope, line: _Line) -> tuple[int, bytes, b
 
 def _uploaded(content: bytes, content_type: str) -> tuple[str, str, bytes]:
     """The name, purpose and content of a file that was sent as a form."""
+    try:
+        return _read_form(content, content_type)
+    except (LookupError, ValueError, RecursionError) as error:  # of Python's parser of headers
+        raise Refusal(400, "A header of the form is invalid.") from error
+
+
+def _read_form(content: bytes, content_type: str) -> tuple[str, str, bytes]:
     form = _headers(f"Content-Type: {content_type}".encode("latin-1", "replace"))
     boundary = form.get_boundary()
     parts: dict[Any, tuple[EmailMessage, bytes]] = {}
@@ -406,7 +413,7 @@ def _uploaded(content: bytes, content_type: str) -> tuple[str, str, bytes]:
             raise Refusal(400, "The form has no closing boundary, so its end may be missing.")
         for part in (b"\r\n" + content).split(line, _MAX_PARTS)[1:]:
             head, _, data = part.removeprefix(b"\r\n").partition(b"\r\n\r\n")
-            about = _headers(head[:_MAX_HEAD])
+            about = _headers(head)
             parts[about.get_param("name", header="content-disposition")] = about, data
     if "file" not in parts:
         raise Refusal(400, "Send the file as multipart/form-data, in the fields 'file' and 'purpose'.")
@@ -416,7 +423,7 @@ def _uploaded(content: bytes, content_type: str) -> tuple[str, str, bytes]:
 
 
 def _headers(lines: bytes) -> EmailMessage:
-    message = email.message_from_bytes(lines + b"\r\n\r\n", policy=email.policy.HTTP)
+    message = email.message_from_bytes(lines[:_MAX_HEAD] + b"\r\n\r\n", policy=email.policy.HTTP)
     assert isinstance(message, EmailMessage)
     return message
 

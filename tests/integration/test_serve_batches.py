@@ -188,6 +188,9 @@ def test_a_form_is_read_no_further_than_forms_are_long() -> None:
         batches._uploaded(file.removesuffix(b"--X--\r\n"), kind)
     with pytest.raises(Refusal, match="multipart/form-data"):
         batches._uploaded(b"--X\r\n" * 100_000 + file, kind)
+    for broken in (b"filename*", b"(" * 3000):  # on which Python's parser of headers fails
+        with pytest.raises(Refusal, match="header of the form is invalid"):
+            batches._uploaded(file.replace(b'filename="a"', broken), kind)
 
 
 def test_what_clients_note_about_a_batch_is_bounded(client: openai.OpenAI) -> None:
