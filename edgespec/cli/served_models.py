@@ -48,6 +48,7 @@ class FoundModel:
 
     name: str  # for clients
     model: str  # its path, or a name by which `catalog.find` finds it
+    path: Path  # its first file
     n_bytes: int
 
 
@@ -59,13 +60,15 @@ def find_models(names: Sequence[str]) -> list[FoundModel]:
     """
     if not names:
         there = local_models(Hub.without_token())
-        return [FoundModel(m.name, str(m.path), m.n_bytes) for m in there if m.source != "made"]
+        return [FoundModel(m.name, str(m.path), m.path, m.n_bytes) for m in there if m.source != "made"]
     paths = [catalog.find(name) for name in names]
     # Files are known by their names, unless several have the same.
     pairs = list(zip(paths, names, strict=True))
     own = [display_name(path) if Path(name).is_file() else name for path, name in pairs]
     known = [one if own.count(one) == 1 else name for one, name in zip(own, names, strict=True)]
-    return [FoundModel(one, name, size_of(path)) for one, (path, name) in zip(known, pairs, strict=True)]
+    return [
+        FoundModel(one, name, path, size_of(path)) for one, (path, name) in zip(known, pairs, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -203,8 +206,12 @@ class ServingOptions:
                 )
             if models.offers(name):  # by another request meanwhile
                 return
+            same = next((one for one in models.models if one.path == path), None)
+            if same is not None:
+                same.also_named(name)
+                return
             there = {one.path: one for one in local_models(Hub.without_token())}
-            found = FoundModel(there[path].name if path in there else name, str(path), size_of(path))
+            found = FoundModel(there[path].name if path in there else name, str(path), path, size_of(path))
             models.models.append(self._offered(loading.with_(model=found.model), found, responses, name))
 
         return pull
@@ -215,14 +222,14 @@ class ServingOptions:
         weights = found.n_bytes + _BESIDE
 
         def set_up(model: OfferedModel) -> Application:
-            handler = self.handler(loading, found.name, aliases, lambda: model.memory)
+            handler = self.handler(loading, found.name, model.names[1:], lambda: model.memory)
             header = read_header(catalog.find(found.model))
             model.needs = weights + handler.worker.card.context * cell_bytes(header, loading.model.kv)
             return Application(handler, responses=responses)
 
         names = dict.fromkeys((found.name, *aliases))
         shorter = (name.removesuffix(":latest") for name in names)
-        return OfferedModel(tuple(dict.fromkeys((*names, *shorter))), weights, set_up)
+        return OfferedModel(tuple(dict.fromkeys((*names, *shorter))), weights, set_up, found.path)
 
     def _served(self, loading: Config, engine: Engine) -> ServedModel:
         chosen = self.sampling.chosen_for(loading, engine.target.model.path, default="recommended")

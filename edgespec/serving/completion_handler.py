@@ -205,7 +205,7 @@ class CompletionHandler(RequestHandler[EngineWorker, Endpoint]):
                 asked,
                 served.defaults,
                 model=self._model,
-                aliases=self._aliases,
+                aliases=self.names[1:],
                 limits=limits,
                 images=RequestImages(limits, warnings, lambda: engine.sees_images, endpoint.image_hint),
             )

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -23,12 +24,19 @@ class OfferedModel:
     names: tuple[str, ...]  # its name, and aliases, which may be patterns
     needs: int  # bytes that it takes, about; better known when it is set up
     open: Callable[[OfferedModel], Application]  # sets it up without loading it; may take seconds
+    path: Path | None = None  # its first file
     memory: int | None = None  # bytes that it may take when it is loaded next; None for what the server may
     app: Application | None = field(default=None, init=False)
     users: int = field(default=0, init=False)  # requests that are being answered
     in_memory: bool = field(default=False, init=False)  # or to be loaded by the requests it has
     leaving: bool = field(default=False, init=False)
     used_at: float = field(default=0.0, init=False)
+
+    def also_named(self, name: str) -> None:
+        """Let clients ask for it by another name, too."""
+        self.names = (*self.names, name)
+        if self.app is not None:
+            self.app.handler.names = (*self.app.handler.names, name)
 
     @property
     def listed(self) -> list[str]:

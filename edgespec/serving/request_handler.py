@@ -50,7 +50,7 @@ class RequestHandler(ABC, Generic[Worker, EndpointT]):
         on_request: called with an entry for the log when a request is done.
 
     Attributes:
-        names: the model's, and its aliases.
+        names: the model's, and its aliases; there may be more later.
         limits: the same.
         bodies: receives those of requests.
     """
@@ -67,7 +67,6 @@ class RequestHandler(ABC, Generic[Worker, EndpointT]):
         self.worker = worker
         self.names = (model, *aliases)
         self._model = model
-        self._aliases = aliases
         self._on_request = on_request
         self.limits = limits
         self.bodies = BodyReceiver(limits)

@@ -139,3 +139,8 @@ def test_a_model_is_downloaded_for_a_client_if_that_is_allowed(
             assert server.post("/api/pull", {"model": name, "stream": False}) == (200, {"status": "success"})
             assert name in [one["id"] for one in server.get("/v1/models")[1]["data"]]
             assert _ask(server, name, "Hi") == _ask(server, short_path.stem, "Hi")
+            again = f"hf.co/{name}"
+            assert server.post("/api/pull", {"model": again, "stream": False})[0] == 200
+            assert _ask(server, again, "Hi") == _ask(server, name, "Hi")
+            listed = [one["id"] for one in server.get("/v1/models")[1]["data"]]
+            assert len(listed) == len({*listed}), "another name is no other model"
