@@ -89,8 +89,15 @@ def test_an_empty_input_loads_no_model(
 
 @pytest.mark.parametrize(("data", "answered"), [(b"", 0), (LINES, 2)])
 def test_a_pipe_is_looked_at_too(
-    data: bytes, answered: int, engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    data: bytes,
+    answered: int,
+    engine: TalkingEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("-").touch()  # which is not what "-" means
     reader, writer = os.pipe()
     os.write(writer, data)
     os.close(writer)

@@ -57,6 +57,11 @@ def open_input(name: str) -> Iterator[Input]:
         yield Input(_lines_of(file, head, name), waits, not head)
 
 
+def is_file(name: str) -> bool:
+    """True if an input can be read several times; a file that is called "-" is not meant by that."""
+    return name != "-" and Path(name).is_file()
+
+
 def _opened(name: str) -> io.BufferedReader:
     if name == "-":
         if sys.stdin is None:
@@ -120,7 +125,7 @@ class InputSummary:
 
 def summarize_input(name: str) -> InputSummary:
     """Read an input once, if it is a file."""
-    if not Path(name).is_file():
+    if not is_file(name):
         return InputSummary()
     count = sampled = sampled_bytes = passed = 0
     has_images = False

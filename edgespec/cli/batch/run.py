@@ -21,7 +21,14 @@ from edgespec.api.images import without_data
 from edgespec.base.units import readable_rate
 from edgespec.cli.batch import openai_format
 from edgespec.cli.batch.answering import BatchRequests, answer_all, explained
-from edgespec.cli.batch.input_file import Input, InputSummary, open_input, read_jobs, summarize_input
+from edgespec.cli.batch.input_file import (
+    Input,
+    InputSummary,
+    is_file,
+    open_input,
+    read_jobs,
+    summarize_input,
+)
 from edgespec.cli.batch.job import Job, JobQueue
 from edgespec.cli.batch.result_file import EarlierAnswers, Key, PendingResult, ResultFile, results_of
 from edgespec.cli.interrupt import ENDING, Interruption, cancelling
@@ -130,7 +137,7 @@ class BatchRun:
             source = stack.enter_context(open_input(input_name))
             if self._earlier.exist:
                 self._model = model_identity(loading.model)
-                if Path(input_name).is_file():  # a pipe can be read only once
+                if is_file(input_name):  # a pipe can be read only once
                     self._earlier.check(self._wanted(input_name))
             self._terminal.rule(self._config.rule)
             asked = loading.batching.parallel
@@ -141,7 +148,7 @@ class BatchRun:
             loading = loading.with_(images=summary.has_images)
             if source.is_empty or (summary.prompt_tokens is not None and not summary.lines):
                 self._terminal.note("The input has no lines.")
-            elif Path(input_name).is_file() and not self._asks(input_name):  # no model is loaded for that
+            elif is_file(input_name) and not self._asks(input_name):  # no model is loaded for that
                 next(self._requests(JobQueue(self._jobs(source.lines, input_name), waits=False), None))
             elif interruption := with_reloads(
                 self._load,
