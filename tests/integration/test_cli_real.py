@@ -194,6 +194,22 @@ def test_chat_from_a_pipe_answers_one_question() -> None:
     assert done.stderr.startswith("Resumed 1 turn")
 
 
+def test_a_conversation_keeps_its_system_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prompt_after(*options: str) -> str:
+        chat = ("chat", "--max-tokens", "2", "--session", "mine", "--draft", "none", "--context", "512")
+        done = run_here(*chat, *options, text="Hi\n")
+        assert done.returncode == 0, done.stderr
+        messages = json.loads(run_here("sessions", "show", "mine", "--json").stdout)["messages"]
+        return str(messages[0]["content"])
+
+    assert prompt_after() == "Hi"
+    monkeypatch.setenv("EDGESPEC_SYSTEM", "Be brief.")
+    assert prompt_after() == "Be brief."
+    monkeypatch.setenv("EDGESPEC_SYSTEM", "Be long.")
+    assert prompt_after() == "Be brief."
+    assert prompt_after("--system", "Be kind.") == "Be kind."
+
+
 def test_text_from_a_pipe_goes_before_the_prompt() -> None:
     done = run_here("generate", "Summarize:", "--max-tokens", "3", "--json", text="Buy milk.\n")
     assert [r["prompt"] for r in records(done.stdout)] == ["Buy milk.\n\nSummarize:"]

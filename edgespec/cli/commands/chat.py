@@ -150,7 +150,9 @@ def chat(
             else:
                 turns.report_resumed(resumed, hint="Send it again to have it answered.")
             pending = pending_question(resumed)
-            if system is not None and conversation.system != system:
+            # What is set for all chats does not replace the conversation's own.
+            on_line = any(is_on_command_line(called, name) for name in ("system", "system_file", "preset"))
+            if system not in (None, conversation.system) and (on_line or conversation.system is None):
                 conversation.system = system
         if typed:
             if loading.model.name is None:
