@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import subprocess
@@ -25,7 +26,7 @@ from edgespec.models.hub.download import download
 from edgespec.models.hub.inspection import RemoteHeaders
 from edgespec.models.hub.names import HubName, parse_hub_name
 from edgespec.models.hub.pull import pull
-from edgespec.models.hub.repository import Hub, find_repository
+from edgespec.models.hub.repository import Hub, find_repository, translated
 from edgespec.version import __version__
 from tests.hub_server import (
     COMMIT,
@@ -689,6 +690,9 @@ def test_a_cache_that_cannot_be_written(server: HubServer, tmp_path: Path) -> No
     assert str(tmp_path / "file") in caught.value.what
     assert "cannot be written: " in caught.value.what
     assert caught.value.hint == "Check its permissions, or set HF_HOME to another folder."
+    with pytest.raises(OutputError) as caught, translated(hub, REPO):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert caught.value.hint == "Free some space on that disk."
 
 
 def test_what_the_hub_says_of_a_repository(server: HubServer, hub: Hub) -> None:

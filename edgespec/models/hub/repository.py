@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from edgespec.errors import EdgeSpecError, HubError, NoSuchModelError, OutputError, similar, which_of
 from edgespec.files.user_folders import in_home
+from edgespec.files.writing import remedy
 from edgespec.models.hub.names import HubName, ModelVariant, group_files, parse_hub_name
 from edgespec.models.hub.projectors import choose_projector
 
@@ -242,7 +243,7 @@ def translated(hub: Hub, repo: str, api: Any = None) -> Iterator[None]:
     except OSError as error:
         raise OutputError(
             f"{error.filename or hub.cache} cannot be written: {error.strerror or error}.",
-            "Check its permissions, or set HF_HOME to another folder.",
+            remedy(error, "Check its permissions, or set HF_HOME to another folder."),
         ) from None
 
 
