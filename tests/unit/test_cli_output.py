@@ -10,7 +10,7 @@ import pyte
 import pytest
 from rich.console import Console
 
-from edgespec.cli.screen.formatting import details, format_statistics
+from edgespec.cli.screen.formatting import details, fitted, format_statistics, table
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.status import RemainingTime, StatusLine, format_prefill
 from edgespec.cli.screen.terminal import Terminal, is_terminal
@@ -183,3 +183,11 @@ def test_what_is_done_at_once_needs_no_word() -> None:
         line.waiting("Reading the prompt")
     assert "Reading" not in file.getvalue()
     assert shown(file) == []
+
+
+def test_wide_characters_keep_columns_and_windows() -> None:
+    rows = table(("NAME", "TURNS"), [("\u65e5\u672c", "1"), ("trip", "2")]).splitlines()
+    assert rows == ["NAME  TURNS", "\u65e5\u672c  1", "trip  2"]
+    assert fitted("\u65e5\u672c\u65e5\u672c", 8) == "\u65e5\u672c\u65e5\u672c"
+    assert fitted("\u65e5\u672c\u65e5\u672c", 7) == "\u65e5\u672c\u65e5\u2026"
+    assert fitted("\u65e5\u672c\u65e5\u672c", 6) == "\u65e5\u672c \u2026"

@@ -13,7 +13,7 @@ from edgespec.cli.completion import complete_model, paths
 from edgespec.cli.conversation import settings
 from edgespec.cli.conversation.attach import read_attachment
 from edgespec.cli.conversation.export import Transcript, export, export_path
-from edgespec.cli.screen.formatting import count, details
+from edgespec.cli.screen.formatting import count, details, fitted
 from edgespec.errors import EdgeSpecError, SessionError, UsageError, did_you_mean
 from edgespec.files.user_folders import holds
 
@@ -407,7 +407,7 @@ class SlashCommands:
         for s in found:
             first = " ".join(s.first.split())
             line = f"{s.name}  {count(s.turns, 'turn')}  {s.saved[:16].replace('T', ' ')}  {s.model}  {first}"
-            self._chat.say(line if len(line) < columns else line[: columns - 2] + "…")
+            self._chat.say(fitted(line, columns - 1))
 
     def _stats(self, _rest: str) -> None:
         chat = self._chat.chat

@@ -149,13 +149,22 @@ def count(number: int, name: str, plural: str = "") -> str:
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Rows in columns, for results; see `ResultStream.table` for terminals."""
+    from rich.cells import cell_len  # some characters take two columns
+
     lines = [tuple(map(one_line, row)) for row in ([headings, *rows] if headings else rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    widths = [max(cell_len(line[column]) for line in lines) for column in range(len(lines[0]))]
     text = (
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        "  ".join(cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True))
         for line in lines
     )
-    return "".join(f"{line}\n" for line in text)
+    return "".join(f"{line.rstrip()}\n" for line in text)
+
+
+def fitted(line: str, columns: int) -> str:
+    """A line that is cut off where the window ends."""
+    from rich.cells import cell_len, set_cell_size
+
+    return line if cell_len(line) <= columns else f"{set_cell_size(line, columns - 1)}…"
 
 
 _NARROW = 20  # columns for texts

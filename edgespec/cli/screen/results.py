@@ -11,6 +11,7 @@ import stat
 import sys
 from typing import Any, TextIO
 
+from edgespec.cli.screen.formatting import fitted
 from edgespec.errors import EdgeSpecError, OutputError
 from edgespec.files.writing import unwritable
 from edgespec.printable import printable, printable_json
@@ -53,8 +54,7 @@ class ResultStream:
         """Write a table for people; on a terminal, its lines end at the window's."""
         if self._plain:
             columns = shutil.get_terminal_size().columns
-            lines = text.splitlines()
-            text = "".join(f"{ln if len(ln) <= columns else ln[: columns - 1] + '…'}\n" for ln in lines)
+            text = "".join(f"{fitted(line, columns)}\n" for line in text.splitlines())
         self.text(text)
 
     def raw(self, text: str) -> None:
