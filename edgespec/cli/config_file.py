@@ -97,7 +97,7 @@ def read_config(path: Path) -> dict[str, Any]:
             f"Correct it, or set {VARIABLE} to another file; {os.devnull} is an empty one.",
         ) from error
     try:
-        return tomllib.loads(data.decode())
+        return tomllib.loads(data.decode("utf-8-sig"))  # programs on Windows write a mark
     except ValueError as error:
         hint = r" Paths with \ belong in single quotes." if b"\\" in data else ""
         raise UsageError(

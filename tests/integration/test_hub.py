@@ -103,6 +103,8 @@ def test_a_model_comes_into_the_cache_of_the_hub(server: HubServer, hub: Hub) ->
     assert try_to_load_from_cache(REPO, Q4, cache_dir=hub.cache) == str(found.path)
     assert found.path.is_symlink() or sys.platform == "win32"
     assert stored(hub, found.path) == [sha256(DATA)]
+    (hub.folder(REPO) / "refs" / "main").write_bytes(b"\xff")  # damaged
+    assert pull(name(f"{REPO}:q4_k_m"), hub=hub).path == found.path
     assert len(server.downloads()) == 1
 
 

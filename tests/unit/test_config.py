@@ -134,6 +134,12 @@ def test_a_file_that_is_named_has_to_be_there(
     assert main(["generate", "-p", "Hi"]) == 0
 
 
+def test_a_byte_order_mark_is_no_part_of_the_file(file: Path, engine: TalkingEngine) -> None:
+    file.write_text("top_k = 3", encoding="utf-8-sig")
+    assert main(["generate", "-p", "Hi"]) == 0
+    assert engine.asked[0][1] == GenerationConfig(top_k=3)
+
+
 def test_the_model_may_stand_in_the_file(file: Path, engine: TalkingEngine) -> None:
     file.write_text('model = "a.gguf"\n')
     assert main(["generate", "-p", "Hi"]) == 0

@@ -18,8 +18,8 @@ def cached_models(hub: Hub, repo: str) -> Iterator[tuple[ModelVariant, Path]]:
     """
     snapshots = hub.folder(repo) / "snapshots"
     try:
-        newest = (hub.folder(repo) / "refs" / "main").read_text().strip()
-    except OSError:
+        newest = (hub.folder(repo) / "refs" / "main").read_text("ascii").strip()
+    except (OSError, ValueError):
         newest = ""
     seen: set[tuple[str, ...]] = set()
     for revision in sorted(_folders(snapshots), key=lambda path: (path.name != newest, -_modified(path))):
