@@ -40,9 +40,10 @@ def atomic_write(path: Path, *, durable: bool = True, suffix: str = "") -> Itera
         suffix: of the temporary file's name, by which leftovers of killed writers can be found.
 
     Raises:
-        OSError: the folder does not exist, or cannot be written.
+        OSError: as `require_replaceable`; or the folder does not exist, or cannot be written.
     """
     path = followed(path)
+    require_replaceable(path)
     with tempfile.NamedTemporaryFile(
         dir=path.parent, prefix=f".{path.name}.", suffix=suffix, delete=False
     ) as file:
@@ -64,6 +65,16 @@ def atomic_write(path: Path, *, durable: bool = True, suffix: str = "") -> Itera
 def followed(path: Path) -> Path:
     """The file that a path leads to through symbolic links; it need not exist."""
     return Path(os.path.realpath(path))
+
+
+def require_replaceable(path: Path) -> None:
+    """Refuse to put a file in the place of a device or a pipe: as root, /dev/null would be lost.
+
+    Raises:
+        OSError: there is one.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 @contextmanager
@@ -152,8 +163,9 @@ def atomic_large_write(path: Path, partial: Path) -> Iterator[IO[bytes]]:
 
     Raises:
         BlockingIOError: another program is writing the partial file.
-        OSError: the folder does not exist, or cannot be written.
+        OSError: as `require_replaceable`; or the folder does not exist, or cannot be written.
     """
+    require_replaceable(path)
     with termination_raises(), open_locked(partial) as file:
         try:
             yield file

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.bench.report.document import check_writable
 from edgespec.errors import OutputError
 from edgespec.files.sharing import replace
 from edgespec.files.small_json import read_json, save_json
 from edgespec.files.writing import (
+    atomic_large_write,
     atomic_write,
     open_locked,
     remove_abandoned,
@@ -80,6 +82,20 @@ def test_a_full_disk_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None
     assert done.returncode == 3
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a pipe of POSIX")
+def test_no_file_takes_the_place_of_a_device_or_a_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="not a regular file"), atomic_write(path):
+        pass
+    with pytest.raises(OSError, match="regular file"), atomic_large_write(path, tmp_path / "out.partial"):
+        pass
+    with pytest.raises(OutputError, match="not a regular file"):
+        check_writable(path)
+    assert path.is_fifo()
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:

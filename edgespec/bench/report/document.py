@@ -11,7 +11,7 @@ from typing import Any
 from edgespec.bench.rows.figures import broken_promises, knee
 from edgespec.bench.rows.runner import BenchMeasurements
 from edgespec.errors import OutputError
-from edgespec.files.writing import atomic_large_write, followed, unwritable
+from edgespec.files.writing import atomic_large_write, followed, require_replaceable, unwritable
 
 FORMAT = 1
 
@@ -54,6 +54,7 @@ def check_writable(path: Path) -> None:
     if path.is_dir():
         raise OutputError(f"{path} is a folder.", "Give the name of a file.")
     try:
+        require_replaceable(path)
         with tempfile.TemporaryFile(dir=path.absolute().parent):
             pass
     except OSError as error:
