@@ -31,8 +31,14 @@ from edgespec.drafting.agreement import (
     write_sample_answers,
 )
 from edgespec.errors import EdgeSpecError, OutputError, UsageError
-from edgespec.files.writing import atomic_write, followed, remove_abandoned, writing_to
-from edgespec.llama.quantize import QUANTIZATIONS, make_drafter
+from edgespec.files.writing import (
+    atomic_write,
+    followed,
+    remove_abandoned,
+    require_replaceable,
+    writing_to,
+)
+from edgespec.llama.quantize import QUANTIZATIONS, make_drafter, refuse_to_overwrite
 from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
@@ -105,6 +111,7 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
     report = on_progress or no_progress
     _check(options)
     header = read_header(catalog.find(target, on_progress))
+    check_output(header, options.output)
     folder = work_folder(header)
     with working_in(folder):
         state = _state(header, options)
@@ -261,6 +268,16 @@ def _check(options: MakeOptions) -> None:
         raise UsageError(f"--tokens must be from 8 to 512, not {options.tokens}.")
     if options.output is not None and not options.output.absolute().parent.is_dir():
         raise OutputError(f"There is no folder {options.output.absolute().parent}.", "Create it first.")
+
+
+def check_output(target: GGUFHeader, output: Path | None) -> None:
+    """Refuse to put a drafter in the place of its target, of a device or of a pipe."""
+    if output is None:
+        return
+    for part in split_paths(target):
+        refuse_to_overwrite(part, output)
+    with writing_to(output, "Give another name."):
+        require_replaceable(output)
 
 
 def _generate_texts(

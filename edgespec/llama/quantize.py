@@ -81,6 +81,11 @@ def _check_request(target: Path, output: Path, quantization: str, threads: int |
         raise UsageError(f"threads must be at least 1, not {threads}.")
     if not target.is_file():
         raise ModelFileError(f"There is no model file {target}.", "Give the path of a GGUF file.")
+    refuse_to_overwrite(target, output)
+
+
+def refuse_to_overwrite(target: Path, output: Path) -> None:
+    """Raise UsageError if a drafter would take the place of a file of its target."""
     if output.exists() and output.samefile(target):
         raise UsageError(f"The drafter would overwrite its target {target}.", "Choose another output.")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -117,6 +118,10 @@ def test_wrong_wishes(smol_path: Path, tmp_path: Path) -> None:
         assert caught.value.what == message
     with pytest.raises(OutputError, match="There is no folder"):
         make_for(str(smol_path), MakeOptions(output=tmp_path / "no" / "d.gguf"))
+    model = tmp_path / "model.gguf"
+    shutil.copyfile(smol_path, model)
+    with pytest.raises(UsageError, match="The drafter would overwrite its target"):
+        make_for(str(model), MakeOptions(output=tmp_path / "." / model.name))
 
 
 @pytest.mark.slow

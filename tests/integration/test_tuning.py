@@ -400,6 +400,8 @@ def test_what_cannot_be_tuned(target: Path, smol_path: Path, gemma_path: Path, t
         tune(str(target), TuneOptions(start=str(target)))
     with pytest.raises(UsageError, match="--minutes must be positive, not 0"):
         tune(str(target), TuneOptions(minutes=0))
+    with pytest.raises(UsageError, match="would overwrite its target"):
+        tune(str(target), TuneOptions(start=str(smol_path), output=target))
 
 
 def test_the_command(

@@ -17,7 +17,14 @@ from pathlib import Path
 
 from edgespec.base.progress import Progress, no_progress
 from edgespec.drafting.agreement import PROMPTS, CostModel, PassCost, SampleAnswer, write_sample_answers
-from edgespec.drafting.make import MakeOptions, SavedMeasurements, make_for, work_folder, working_in
+from edgespec.drafting.make import (
+    MakeOptions,
+    SavedMeasurements,
+    check_output,
+    make_for,
+    work_folder,
+    working_in,
+)
 from edgespec.drafting.pair_check import check_sizes
 from edgespec.drafting.tuning.answers import (
     AnswerFile,
@@ -63,6 +70,7 @@ def tune(target: str, options: TuneOptions, on_progress: Progress | None = None)
     if options.prompts is not None:
         prompts = with_own(prompts, read_prompts(options.prompts))
     header = read_header(catalog.find(target, on_progress))
+    check_output(header, options.output)
     start = choose_start(header, options, report)
     extent = extent_for(start, check_tunable(start), available_memory())
     with termination_raises(), working_in(work_folder(header)):
