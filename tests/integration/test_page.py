@@ -825,6 +825,12 @@ def test_pictures_stay_with_their_conversation(seeing_page: Browser, seeing_serv
     answer = page.run("current.messages.at(-1).content")
     assert answer
     assert page.run("current.title") == "Pictures"
+    page.run(  # conversations that cannot be read do not say which pictures they have
+        "(async () => { const { work } = database; sessions = [];"
+        " database.work = (name, ...rest) => name === 'sessions' ? Promise.reject(Error()) : work.call(database, name, ...rest);"
+        " await start(); database.work = work; await new Promise((done) => setTimeout(done, 300)); })()"
+    )
+    page.wait_for("pictures.work('readonly', (kept) => kept.count()).then((n) => n === 1)")
     page.go(f"http://127.0.0.1:{seeing_server.port}/?later")
     page.wait_for(f"{SHOWN} === 1")
     page.press("r", alt=True)
