@@ -827,7 +827,8 @@ def test_pictures_stay_with_their_conversation(seeing_page: Browser, seeing_serv
     assert page.run("current.title") == "Pictures"
     page.run(  # conversations that cannot be read do not say which pictures they have
         "(async () => { const { work } = database; sessions = [];"
-        " database.work = (name, ...rest) => name === 'sessions' ? Promise.reject(Error()) : work.call(database, name, ...rest);"
+        " database.work = (name, ...rest) =>"
+        " name === 'sessions' ? Promise.reject(Error()) : work.call(database, name, ...rest);"
         " await start(); database.work = work; await new Promise((done) => setTimeout(done, 300)); })()"
     )
     page.wait_for("pictures.work('readonly', (kept) => kept.count()).then((n) => n === 1)")
