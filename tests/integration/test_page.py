@@ -38,9 +38,11 @@ HOSTILE = """\
 
 
 @pytest.fixture(scope="module")
-def server(short_path: Path, shared_cache: Path) -> Iterator[Running]:
+def server(few_layers_path: Path, shared_cache: Path) -> Iterator[Running]:
     def load() -> edgespec.Engine:
-        return edgespec.load(short_path, draft="lookup", tree_budget=8, context=512, threads=1, exact=True)
+        return edgespec.load(
+            few_layers_path, draft="lookup", tree_budget=8, context=512, threads=1, exact=True
+        )
 
     with serving(load, Limits(), max_tokens=40) as running:
         yield running
@@ -828,7 +830,7 @@ def test_pictures_stay_with_their_conversation(seeing_page: Browser, seeing_serv
     page.run(  # conversations that cannot be read do not say which pictures they have
         "(async () => { const { work } = database; sessions = [];"
         " database.work = (name, ...rest) =>"
-        " name === 'sessions' ? Promise.reject(Error()) : work.call(database, name, ...rest);"
+        "   name === 'sessions' ? Promise.reject(Error()) : work.call(database, name, ...rest);"
         " await start(); database.work = work; await new Promise((done) => setTimeout(done, 300)); })()"
     )
     page.wait_for("pictures.work('readonly', (kept) => kept.count()).then((n) => n === 1)")
