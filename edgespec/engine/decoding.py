@@ -15,13 +15,12 @@ from dataclasses import replace
 from typing import Literal
 
 from edgespec.engine.access import ExclusiveAccess
-from edgespec.engine.drafting import Drafts, Speculator
+from edgespec.engine.drafting import Drafts, Speculator, most_unread
 from edgespec.engine.sequence import Batch, TextSequence
 from edgespec.engine.target import Target, TargetPass
 from edgespec.engine.turn import SavedStates, Turn
 from edgespec.generation.result import Chunk, FinishReason, PassRecord
 from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
-from edgespec.speculation.sizing.sizers import FIRST_BUDGET
 from edgespec.speculation.spliced import SplicedText
 
 Part = Literal["draft", "verify", "accept"]
@@ -185,9 +184,7 @@ class Decoder:
 
     def _read(self, sequence: TextSequence, on_prefill: Callable[[int, int], None] | None) -> None:
         """Read a prompt, up to what the pass of the first tree reads with it."""
-        # A head drafts from hidden states of the whole prompt.
-        apart = self._speculator.drafter.reads_target or sequence.is_full
-        max_unread = 0 if apart else max(self._target.max_unread - FIRST_BUDGET, 0)
+        max_unread = most_unread(sequence, self._target, self._speculator.drafter)
         length = len(sequence.tokens) - 1
         try:
             sequence.unread = self._target.prefill(sequence, on_progress=on_prefill, max_unread=max_unread)

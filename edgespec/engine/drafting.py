@@ -296,6 +296,14 @@ class Speculator:
         return replace(limits, budget=sequences) if self._decisions.drafting is False else limits
 
 
+def most_unread(sequence: TextSequence, target: Target, drafter: Drafter) -> int:
+    """Tokens at the end of a prompt that the pass of its first tree may read."""
+    # A head drafts from hidden states of the whole prompt, and a full sequence gets no tree.
+    if drafter.reads_target or sequence.is_full:
+        return 0
+    return max(target.max_unread - FIRST_BUDGET, 0)
+
+
 def _limits_for(target: Target, limits: TreeLimits | None, tree_budget: int | None) -> TreeLimits:
     """Limits that no tree may exceed.
 

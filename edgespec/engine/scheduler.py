@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from edgespec.engine.drafting import most_unread
 from edgespec.engine.pass_plan import CellBudget, PassLimits, PrefillLimiter, plan_pass
 from edgespec.engine.requests import Event, Request, RequestSource
 from edgespec.engine.sequence import Batch, PromptChunk, Status, TextSequence
@@ -23,7 +24,6 @@ from edgespec.llama.row_rule import MAX_PADDED_ROWS
 from edgespec.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.speculation.drafters.base import Drafter
-from edgespec.speculation.sizing.sizers import FIRST_BUDGET
 
 _STREAMED_ROWS = 128  # of a shared pass that reads weights: more take long while a prompt is read
 _SHARED_PREFIX = 16  # tokens that are worth waiting for while another sequence reads them
@@ -295,10 +295,10 @@ class Scheduler:
     def _first_pass_alone(self) -> Batch | None:
         """The only sequence, if the pass of its first tree can read the rest of its prompt; else None."""
         sequence, *others = self._in_flight
-        unread, most = sequence.missing, self._target.max_unread - FIRST_BUDGET
-        if others or not 0 < unread <= most or sequence.is_full or sequence.scores is not None:
+        unread, most = sequence.missing, most_unread(sequence, self._target, self._drafter)
+        if others or not 0 < unread <= most or sequence.scores is not None:
             return None
-        if self._drafter.reads_target or sequence.next_image(sequence.n_cached) is not None:
+        if sequence.next_image(sequence.n_cached) is not None:
             return None
         self._make_room(unread)
         sequence.started, sequence.unread = True, unread
