@@ -97,8 +97,10 @@ class GumbelNoise:
         return _gumbel(bits if tokens is None else bits[tokens])
 
     def _bits(self, position: int) -> NDArray[np.uint64]:
-        key = self.seed, self._stream, self._n_vocab, position
-        return self._cache.at(key, lambda: self._draw(position))
+        return self._cache.at(self._key(position), lambda: self._draw(position))
+
+    def _key(self, position: int) -> tuple[Hashable, ...]:
+        return self.seed, self._stream, self._n_vocab, position
 
     def first_choice(self, position: int, tokens: NDArray[np.integer], scores: NDArray[np.float64]) -> int:
         """The token with the greatest sum of score and noise; of equal ones the first.
@@ -117,8 +119,7 @@ class GumbelNoise:
 
     def of_few(self, position: int, tokens: NDArray[np.integer]) -> NDArray[np.float64]:
         """The noise of a few tokens, as `at`, without drawing that of all others."""
-        key = self.seed, self._stream, self._n_vocab, position
-        if len(tokens) > _FEW or self._cache.has(key):
+        if len(tokens) > _FEW or self._cache.has(self._key(position)):
             return self.at(position, tokens)
         generator = philox(self.seed, self._stream, position)
         bits = np.empty(len(tokens), dtype=np.uint64)
@@ -137,7 +138,7 @@ class GumbelNoise:
         """The noise of a position times the temperature, as it is added to logits; tokens as in `at`."""
         if tokens is not None:
             return (temperature * self.at(position, tokens)).astype(np.float32)
-        key = self.seed, self._stream, self._n_vocab, position, temperature
+        key = (*self._key(position), temperature)
         return self._cache.at(key, lambda: (temperature * self.at(position)).astype(np.float32))
 
     def _draw(self, position: int) -> NDArray[np.uint64]:
