@@ -126,7 +126,7 @@ def _check_file(model: str) -> None:
 def _is_known(word: str) -> bool:
     """True for a path that can only be a model's, and for a name that is known here."""
     from edgespec.models.hub import catalog
-    from edgespec.models.hub.external import find_external
+    from edgespec.models.hub.external import find_external, models_in
     from edgespec.models.hub.names import parse_hub_name
 
     path = expanded(word)
@@ -137,7 +137,7 @@ def _is_known(word: str) -> bool:
         return True
     if spaced:
         return False
-    if begins_as_path(word) or holds(lambda: path.is_dir() and bool(catalog.models_in(path))):
+    if begins_as_path(word) or holds(lambda: bool(models_in(path, deepest=0))):
         return True
     if not _NAME.fullmatch(word):
         return False

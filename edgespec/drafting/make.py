@@ -270,11 +270,11 @@ def _check(options: MakeOptions) -> None:
         raise OutputError(f"There is no folder {options.output.absolute().parent}.", "Create it first.")
 
 
-def check_output(target: GGUFHeader, output: Path | None) -> None:
-    """Refuse to put a drafter in the place of its target, of a device or of a pipe."""
+def check_output(source: GGUFHeader, output: Path | None) -> None:
+    """Refuse to put a drafter in the place of what it is made from, of a device or of a pipe."""
     if output is None:
         return
-    for part in split_paths(target):
+    for part in split_paths(source):
         refuse_to_overwrite(part, output)
     with writing_to(output, "Give another name."):
         require_replaceable(output)

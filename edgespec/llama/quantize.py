@@ -84,10 +84,12 @@ def _check_request(target: Path, output: Path, quantization: str, threads: int |
     refuse_to_overwrite(target, output)
 
 
-def refuse_to_overwrite(target: Path, output: Path) -> None:
-    """Raise UsageError if a drafter would take the place of a file of its target."""
-    if output.exists() and output.samefile(target):
-        raise UsageError(f"The drafter would overwrite its target {target}.", "Choose another output.")
+def refuse_to_overwrite(source: Path, output: Path) -> None:
+    """Raise UsageError if a drafter would take the place of a file that it is made from."""
+    if output.exists() and output.samefile(source):
+        raise UsageError(
+            f"The drafter would overwrite {source}, from which it is made.", "Choose another output."
+        )
 
 
 def _run_worker(request: dict[str, Any]) -> dict[str, Any]:

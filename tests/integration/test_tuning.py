@@ -390,7 +390,9 @@ def test_interrupted_answering_continues(target: Path, start: Path) -> None:
     assert counts == set(range(16 + 12 - 5))
 
 
-def test_what_cannot_be_tuned(target: Path, smol_path: Path, gemma_path: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_tuned(
+    target: Path, start: Path, smol_path: Path, gemma_path: Path, tmp_path: Path
+) -> None:
     mixture = write_tiny(tmp_path / "moe.gguf", "qwen3moe", smol_path)
     with pytest.raises(BackendError, match=r"moe.gguf cannot be tuned: its architecture is 'qwen3moe'."):
         tune(str(smol_path), TuneOptions(start=str(mixture)))
@@ -400,8 +402,10 @@ def test_what_cannot_be_tuned(target: Path, smol_path: Path, gemma_path: Path, t
         tune(str(target), TuneOptions(start=str(target)))
     with pytest.raises(UsageError, match="--minutes must be positive, not 0"):
         tune(str(target), TuneOptions(minutes=0))
-    with pytest.raises(UsageError, match="would overwrite its target"):
+    with pytest.raises(UsageError, match=r"would overwrite .*, from which it is made"):
         tune(str(target), TuneOptions(start=str(smol_path), output=target))
+    with pytest.raises(UsageError, match=rf"would overwrite .*{start.name}, from which it is made"):
+        tune(str(target), TuneOptions(start=str(start), output=start))
 
 
 def test_the_command(

@@ -191,6 +191,17 @@ def test_editing_replaces_the_question(typed: Any) -> None:
     assert [message["content"] for message in session.messages] == ["Ahoy", ANSWER]
 
 
+def test_what_an_edited_question_mentions_is_attached_once(typed: Any, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.md"
+    notes.write_text("Buy milk.")
+    attached = f"notes.md:\n```\nBuy milk.\n```\n\nWhat about @{notes}?"
+    _, err, session = typed("Hi", f"/edit What about @{notes}?")
+    assert err == [f"Attached: {notes}"]
+    assert session.messages[0]["content"] == attached
+    *_, session = typed("Hi", f"/edit {attached}")  # as the prompt offers it for editing
+    assert session.messages[0]["content"] == attached
+
+
 def test_going_on_extends_the_answer(typed: Any, engine: TalkingEngine) -> None:
     engine.on_word = lambda word: (
         signal.raise_signal(signal.SIGINT) if word == 1 and len(engine.asked) == 1 else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from edgespec.errors import ModelFileError
 from edgespec.files.user_folders import expanded
 from edgespec.models.hub import catalog
 from tests.links import put
+from tests.unit.privileges import unprivileged
 from tests.unit.talking import TalkingEngine
 
 Capture = pytest.CaptureFixture[str]
@@ -123,6 +125,16 @@ def test_a_folder_with_one_model_opens_it(files: list[str], opened: str | None, 
         return
     for spelled in (str(tmp_path), tmp_path.as_uri()):
         assert catalog.find(spelled) == tmp_path / opened
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such permissions there")
+def test_a_folder_whose_files_may_not_be_looked_at_has_no_models() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # not in the tests' own folder, which nobody else may enter
+        Path(folder, "m.gguf").touch()
+        Path(folder).chmod(0o444)
+        with unprivileged(), pytest.raises(ModelFileError, match="is a folder with no GGUF models"):
+            catalog.find(folder)
+        Path(folder).chmod(0o700)
 
 
 def test_a_folder_with_a_model_is_a_model(engine: TalkingEngine, tmp_path: Path, smol_path: Path) -> None:

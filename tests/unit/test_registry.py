@@ -96,9 +96,11 @@ def test_a_drafter_that_is_gone_is_told_of_and_can_be_forgotten(
 
 def test_a_damaged_file_is_put_aside_not_lost(registry: PairRegistry, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "pairs.json").write_text("half a fi")
-    assert registry.pairs() == []
-    registry.add(pair(tmp_path / "a.gguf"))
+    for content, kept in (("half a fi", "pairs.damaged"), ("another half", "pairs.damaged2")):
+        (tmp_path / "data" / "pairs.json").write_text(content)
+        assert registry.pairs() == []
+        registry.add(pair(tmp_path / "a.gguf"))
+        assert (tmp_path / "data" / kept).read_text() == content
     assert (tmp_path / "data" / "pairs.damaged").read_text() == "half a fi"
     assert len(registry.pairs()) == 1
 

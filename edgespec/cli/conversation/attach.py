@@ -79,7 +79,9 @@ def with_attachments(text: str, files: list[tuple[Path, str]]) -> AttachedQuesti
                 if spelled.lower().endswith(SUFFIXES) or is_image(expanded(spelled)):
                     images.setdefault(expanded(spelled).resolve(), image_of(spelled))
                 elif not any(path.samefile(expanded(spelled)) for path, _ in files if path.exists()):
-                    files.append(read_attachment(spelled))
+                    file = read_attachment(spelled)
+                    if after_files("", [file]) not in text:  # of a question that is edited
+                        files.append(file)
                 break
     return AttachedQuestion(after_files(text, files), [path for path, _ in files], [*images.values()])
 

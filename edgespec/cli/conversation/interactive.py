@@ -111,6 +111,10 @@ class InteractiveChat:
             if dropped and not text:
                 self.chat.terminal.note(f"Attached {_names(dropped)} to the next question.")
                 return
+        self.answer(self.with_attached(text))
+
+    def with_attached(self, text: str) -> TypedQuestion:
+        """The question with the files and images that go with it: attached before, or mentioned in it."""
         question = with_attachments(text, self.attached)
         images = [*self.images, *question.images]
         if images:
@@ -121,7 +125,7 @@ class InteractiveChat:
             self.chat.terminal.note(
                 f"Attached: {', '.join([*map(str, question.files), *(image.name for image in images)])}"
             )
-        self.answer(TypedQuestion(question.text, tuple(images)))
+        return TypedQuestion(question.text, tuple(images))
 
     def answer(self, question: TypedQuestion) -> None:
         """Answer a question; if there is no room, offer to drop turns."""

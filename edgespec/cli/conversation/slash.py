@@ -65,6 +65,9 @@ class TypedChat(Protocol):
     def answer(self, question: TypedQuestion) -> None:
         """Answer a question."""
 
+    def with_attached(self, text: str) -> TypedQuestion:
+        """A question with the files and images that go with it."""
+
     def continue_answer(self) -> None:
         """Continue the last answer."""
 
@@ -343,8 +346,10 @@ class SlashCommands:
             self._chat.say("No question to edit.")
             return
         if rest:
+            edited = self._chat.with_attached(rest)
             self._remove(question)
-            self._chat.answer(question._replace(text=rest))
+            images = dict.fromkeys((*question.images, *edited.images))
+            self._chat.answer(edited._replace(images=tuple(images)))
         elif not self._chat.prefill(f"/edit {question.text}"):
             raise UsageError("/edit needs the new question.", "For example: /edit Why is the sea blue?")
 

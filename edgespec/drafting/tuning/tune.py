@@ -72,6 +72,7 @@ def tune(target: str, options: TuneOptions, on_progress: Progress | None = None)
     header = read_header(catalog.find(target, on_progress))
     check_output(header, options.output)
     start = choose_start(header, options, report)
+    check_output(start, options.output)
     extent = extent_for(start, check_tunable(start), available_memory())
     with termination_raises(), working_in(work_folder(header)):
         return _Tuning(header, start, extent, prompts, options, report).run()

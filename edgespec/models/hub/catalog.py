@@ -21,13 +21,11 @@ from edgespec.errors import HubError, ModelFileError, UsageError, similar, which
 from edgespec.files.user_folders import begins_as_path, expanded, holds
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.weightless import QUANTIZATIONS, ModelShape, hollow_files
-from edgespec.models.hub.external import external_models, find_external
+from edgespec.models.hub.external import external_models, find_external, models_in
 from edgespec.models.hub.names import (
     FoundModel,
     HubName,
-    ModelVariant,
     bits_of,
-    group_files,
     is_known_label,
     label_of,
     normal,
@@ -319,15 +317,9 @@ def _size(name: str) -> float:
     return float(found[1]) / (1000 if found[2] == "m" else 1) if found else 0.0
 
 
-def models_in(folder: Path) -> tuple[ModelVariant, ...]:
-    """The models whose files are in a folder, not in those within."""
-    files = (path for path in folder.glob("*.[gG][gG][uU][fF]") if path.is_file())
-    return group_files((path.name, path.stat().st_size) for path in files)
-
-
 def _in_folder(folder: Path) -> Path:
     """The only model in a folder."""
-    found = models_in(folder)
+    found = models_in(folder, deepest=0)
     if len(found) != 1:
         raise ModelFileError(
             f"{folder} is a folder with {len(found) or 'no'} GGUF models.",

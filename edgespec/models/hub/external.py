@@ -93,7 +93,7 @@ def own_folders() -> list[Path]:
 
 def _of_folders() -> Iterator[ExternalModel]:
     for folder in own_folders():
-        models = list(_models_in(folder))
+        models = list(models_in(folder))
         for model in models:
             first = Path(model.paths[0])
             alone = sum(Path(other.paths[0]).stem.lower() == first.stem.lower() for other in models) == 1
@@ -160,7 +160,7 @@ def _of_llama_cpp() -> Iterator[ExternalModel]:
     for repository in sorted(folder.glob("models--*--*")) if folder.is_dir() else ():
         repo = repository.name.removeprefix("models--").replace("--", "/", 1)
         for snapshot in sorted((repository / "snapshots").glob("*")):
-            for model in _models_in(snapshot):
+            for model in models_in(snapshot):
                 yield _of_repository(model, snapshot, "llama.cpp", repo)
     # Older versions write user_repository_file.gguf, and note the first two in the name of a manifest.
     repos = {
@@ -168,7 +168,7 @@ def _of_llama_cpp() -> Iterator[ExternalModel]:
         for file in (folder.glob("manifest=*=*=*.json") if folder.is_dir() else ())
         for _, user, repo, *_ in [file.name.split("=")]
     }
-    for model in _models_in(folder, deepest=0):
+    for model in models_in(folder, deepest=0):
         prefix = next((start for start in repos if model.name.startswith(start)), None)
         if prefix is not None:
             yield _of_repository(model, folder, "llama.cpp", repos[prefix])
@@ -187,7 +187,7 @@ def _llama_cpp_folder() -> Path:
 
 def _by_repository(folder: Path, source: str) -> Iterator[ExternalModel]:
     """The models of a folder that is laid out as org/repo/file."""
-    for model in _models_in(folder):
+    for model in models_in(folder):
         parts = Path(model.paths[0]).parts
         if len(parts) == 3:
             yield _of_repository(model, folder, source, "/".join(parts[:2]))
@@ -204,7 +204,7 @@ def _made(model: ModelVariant, folder: Path, source: str, name: str, also: Itera
     return ExternalModel(name, frozenset(also), source, folder / model.paths[0], model.n_bytes, model.label)
 
 
-def _models_in(folder: Path, deepest: int = _DEEPEST) -> tuple[ModelVariant, ...]:
+def models_in(folder: Path, deepest: int = _DEEPEST) -> tuple[ModelVariant, ...]:
     """The GGUF models below a folder, by their paths in it."""
     files = (path for path in _files_below(folder, deepest) if path.suffix.lower() == ".gguf")
     there = (path for path in files if holds(path.is_file))  # links may lead nowhere

@@ -7,6 +7,7 @@ header, so a model that was moved or renamed keeps its drafters.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
@@ -132,7 +133,7 @@ class PairRegistry:
         except MALFORMED:
             # Registered pairs must not be lost: a file that cannot be read is set aside, not overwritten.
             with contextlib.suppress(OSError):
-                self._path.replace(self._path.with_suffix(".damaged"))
+                self._path.replace(_unused(self._path.with_suffix(".damaged")))
             return []
 
     def _change(self, change: Callable[[list[DrafterPair]], list[DrafterPair]]) -> None:
@@ -142,6 +143,12 @@ class PairRegistry:
                 rows = [asdict(pair) for pair in change(self._read())]
                 with atomic_write(self._path) as file:
                     file.write(json.dumps({"pairs": rows}, indent=1).encode())
+
+
+def _unused(path: Path) -> Path:
+    """A path, or the first one with a number behind it at which there is no file."""
+    numbered = (path.with_name(f"{path.name}{number}") for number in itertools.count(2))
+    return next(each for each in itertools.chain([path], numbered) if not each.exists())
 
 
 def same_file(one: Path, other: Path) -> bool:
