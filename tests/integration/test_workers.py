@@ -353,10 +353,10 @@ def test_a_chat_continues_from_disk(
         desk.ask(PROMPT, until=" tokens, ")
         for worker in workers:
             worker.kill()
-        desk.ask("And at night?", until="is gone")
-        desk.wait_for("Continuing without it")
+        desk.ask("And at night?", until="/retry reloads the model")
+        desk.ask("/retry", until="Continuing without it")
         desk.wait_for("Reloaded the model.")
-        desk.ask("/retry", until=" tokens, ")
+        desk.wait_for(" tokens, ")
         assert desk.leave_by("/bye\r") == 0
     (saved,) = Path(os.environ["XDG_DATA_HOME"]).parent.rglob("shared.json")
     record = json.loads(saved.read_text())

@@ -51,6 +51,7 @@ class TalkingEngine:
     def open_engine(self, config: Config, on_progress: Callable[[str, float], None]) -> TalkingEngine:
         self.loaded_with = config.arguments() | {"on_progress": on_progress}
         self.on_load(on_progress)
+        self.closed = False
         return self
 
     def close(self) -> None:
@@ -64,6 +65,7 @@ class TalkingEngine:
         raw: bool = False,
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> Iterator[Chunk]:
+        assert not self.closed
         self.asked.append((prompt, config or GenerationConfig(), raw))
         if prompt == "too long":
             raise ContextLengthError("The prompt has 9 tokens.", "Shorten it.")
@@ -152,6 +154,12 @@ class TalkingSession:
 
     def clear(self) -> None:
         self.messages.clear()
+
+    def attach(self, engine: TalkingEngine) -> None:
+        self.engine = engine
+
+    def detach(self) -> None:
+        pass
 
     @property
     def turns(self) -> int:

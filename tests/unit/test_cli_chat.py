@@ -14,15 +14,19 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from edgespec.cli.conversation.changeable_model import ChangeableModel
 from edgespec.cli.conversation.chat import Chat, _window
 from edgespec.cli.conversation.interactive import InteractiveChat
 from edgespec.cli.conversation.keyboard import TypedKeyboard, join_lines
 from edgespec.cli.main import main
+from edgespec.cli.options.sampling import ChosenSampling
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.cli.utf8 import _conversion
+from edgespec.config import Config
 from edgespec.engine.sessions.file import saved_sessions
 from edgespec.engine.sessions.session import ResumedSession
+from edgespec.errors import DeviceLostError, EdgeSpecError, MemoryLimitError
 from edgespec.files.user_folders import data_folder
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.rules import KINDS
@@ -200,6 +204,32 @@ def test_what_an_edited_question_mentions_is_attached_once(typed: Any, tmp_path:
     assert session.messages[0]["content"] == attached
     *_, session = typed("Hi", f"/edit {attached}")  # as the prompt offers it for editing
     assert session.messages[0]["content"] == attached
+
+
+@pytest.mark.parametrize("error", [DeviceLostError, MemoryLimitError])  # while it answers, by /model
+def test_a_model_that_cannot_be_loaded_again_is_loaded_with_the_next_question(
+    engine: TalkingEngine, capsys: pytest.CaptureFixture[str], smol_path: Path, error: type[EdgeSpecError]
+) -> None:
+    def fail(*_: object) -> None:
+        raise error("CUDA0 failed.", "Update its driver.")
+
+    def on_load(_: object) -> None:
+        if len(loads) in (1, 2):
+            loads.append("failed")
+            fail()
+        loads.append("loaded")
+
+    lost, loads = error is DeviceLostError, list[str]()
+    engine.on_load, engine.on_word = on_load, lambda _: fail() if lost and len(engine.asked) == 2 else None
+    terminal = Terminal()
+    with ChangeableModel(Config(), terminal, lambda *_: ChosenSampling(GenerationConfig())) as models:  # type: ignore[arg-type]
+        session: Any = TalkingSession(engine)
+        chat = Chat(session, models.engine, GenerationConfig(), terminal, ResultStream(sys.stdout, "Output"))
+        said = ["Hi", "And now?" if lost else f"/model {smol_path}", "And now?", "/retry", "/retry"]
+        InteractiveChat(chat, models=models).run(TypingFriend(said, False))
+    assert loads[:4] == ["loaded", "failed", "failed", "loaded"]
+    assert [message["content"] for message in session.messages] == ["Hi", ANSWER, "And now?", ANSWER]
+    assert "Reloaded the model." in capsys.readouterr().err
 
 
 def test_going_on_extends_the_answer(typed: Any, engine: TalkingEngine) -> None:

@@ -87,7 +87,10 @@ class InteractiveChat:
             do()
         except LOST as error:
             self.chat.terminal.warn(str(error))
-            self._load_again()
+            if self.models is not None:
+                self.chat.session.detach()
+                self.models.engine.close()
+                self.chat.terminal.note("/retry reloads the model and asks the last question again.")
         except BrokenPipeError:
             raise
         except (EdgeSpecError, OSError) as error:
@@ -95,14 +98,12 @@ class InteractiveChat:
         except KeyboardInterrupt:
             self.chat.terminal.note("Stopped.")
 
-    def _load_again(self) -> None:
-        """Load again before the next question: without what was lost, or with less on a card."""
-        if self.models is None:
-            return
+    def _load_again(self, models: ChangeableModel) -> None:
+        """Load the model again: without what was lost, or with less on a card."""
         self.chat.session.detach()
-        self.models.load_again()
-        self.chat.use(self.models.engine, self.models.sampling)
-        self.chat.terminal.note("Reloaded the model. /retry asks the last question again.")
+        models.load_again()
+        self.chat.use(models.engine, models.sampling)
+        self.chat.terminal.note("Reloaded the model.")
 
     def _ask(self, text: str) -> None:
         if self.chat.session.engine.sees_images:
@@ -142,6 +143,8 @@ class InteractiveChat:
         Args:
             text: the question.
         """
+        if self.models is not None and self.models.engine.closed:  # it was lost, or could not be loaded again
+            self._load_again(self.models)
         try:
             interruption = do()
         except ContextLengthError as error:

@@ -383,14 +383,9 @@ class SlashCommands:
         self._session.detach()
         try:
             models.replace_by(settings.unquoted(name))
-        except EdgeSpecError:
-            chat.use(models.engine, models.sampling)
-            raise
-        except BaseException:  # Ctrl-C, which stops the loading
-            if not models.engine.closed:
+        finally:
+            if not models.engine.closed:  # otherwise the next question has it loaded again
                 chat.use(models.engine, models.sampling)
-            raise
-        chat.use(models.engine, models.sampling)
         reads = "; it will read the conversation with your next question" if self._session.messages else ""
         self._chat.say(f"Switched to {chat.model_name}{reads}.")
 
