@@ -230,3 +230,11 @@ def test_a_build_that_failed_is_tried_once_in_a_process(
     build.build_once()
     assert build.library_path() is not None
     assert build.known_failure() is None
+
+
+def test_threads_that_end_have_no_objects_to_destroy() -> None:
+    """MinGW frees such objects before it calls their destructors, and the program aborts."""
+    library = build.library_path()
+    if library is None:
+        pytest.skip("the kernels are not compiled")
+    assert b"__cxa_thread_atexit" not in library.read_bytes()

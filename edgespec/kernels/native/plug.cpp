@@ -32,11 +32,7 @@ constexpr size_t WIDE_BLOCK = 34;   // bytes of 32 weights, from which a head ca
 
 edgespec_operations ops;
 thread_local Planner * planner = nullptr;  // of the graphs that this thread has ggml compute
-// Of the models that this thread loads: are output heads narrowed, are weights read to where they are to be packed, and
-// which of these are there?
-thread_local bool narrows_heads = false, reads_in_place = false;
-thread_local std::vector<Tensor *> read_in_place;
-thread_local std::vector<char> copied;  // of the one that is packed
+thread_local bool narrows_heads = false;  // of the models that this thread loads
 Buffer * (*alloc_plain)(BufferType *, size_t);
 void (*free_plain)(Buffer *);
 size_t (*quantize)(int type, const float *, void *, int64_t start, int64_t rows, int64_t k, const float * importance);
@@ -388,9 +384,20 @@ class Clearing {
         threads.clear();
         ended = false;
     }
+
+    ~Clearing() { end(); }
 };
 
-thread_local Clearing clearing;  // for the loader that this thread runs
+// Of a loader that reads weights to where they are to be packed.
+struct Loading {
+    std::vector<Tensor *> weights;  // that are not packed yet
+    std::vector<char> copied;       // of the one that is packed
+    Clearing clearing;
+};
+
+// Of the loader that this thread runs. A pointer, because MinGW frees the objects of a thread that ends before it calls their
+// destructors.
+thread_local Loading * loading = nullptr;
 
 // How the panels of a weight are packed.
 struct Packing {
@@ -443,7 +450,9 @@ void set_tensor(Buffer *, Tensor * t, const void * data, size_t offset, size_t s
     if (offset || size != packing.before(packing.total)) refuse("a weight was set in parts");
     packing.pack_together((const char *) data, 0, packing.total);
     packing.finish();
-    read_in_place.erase(std::remove(read_in_place.begin(), read_in_place.end(), t), read_in_place.end());
+    if (!loading) return;
+    auto & weights = loading->weights;
+    weights.erase(std::remove(weights.begin(), weights.end(), t), weights.end());
 }
 
 // Packs a weight whose bytes were read from a file to where they are to be packed: some panels at a time from a copy,
@@ -457,14 +466,14 @@ void pack_in_place(Tensor * t) {
         const int64_t count = at_once < packing.total - done ? at_once : packing.total - done;
         const int64_t first = shrinks ? done : packing.total - done - count;
         const size_t start = packing.before(first), end = packing.before(first + count);
-        copied.assign(t->data + start, t->data + end);
-        packing.pack_together(copied.data() - start, first, first + count);
+        loading->copied.assign(t->data + start, t->data + end);
+        packing.pack_together(loading->copied.data() - start, first, first + count);
     }
     packing.finish();
 }
 
 int init_tensor(Buffer * buffer, Tensor * t) {
-    if (reads_in_place && buffer->type == &packed_type && !t->view_src) read_in_place.push_back(t);
+    if (loading && buffer->type == &packed_type && !t->view_src) loading->weights.push_back(t);
     return 0;
 }
 
@@ -472,14 +481,14 @@ const char * get_name(BufferType *) { return "EDGESPEC"; }
 size_t get_alignment(BufferType *) { return ALIGNMENT; }
 // Loaders read weights straight into memory of the host, and have others set from a copy. Types that follow this one's
 // example, here and below, have no memory.
-bool is_host(BufferType * type) { return reads_in_place && type == &packed_type; }
+bool is_host(BufferType * type) { return loading && type == &packed_type; }
 
 size_t get_alloc_size(BufferType *, const Tensor * t) {
     return edgespec_packed_bytes(t->type, t->ne[0], t->ne[1]) * (size_t) (t->ne[2] * t->ne[3]);
 }
 
 void free_buffer(Buffer * buffer) {
-    clearing.end();
+    if (loading) loading->clearing.end();
     free_plain(buffer);
 }
 
@@ -488,8 +497,8 @@ Buffer * alloc_buffer(BufferType *, size_t size) {
     if (!buffer) return nullptr;
     char * base = (char *) buffer->get_base(buffer);
     advise_huge_pages(base, size);
-    if (reads_in_place) {
-        clearing.begin(base, size);
+    if (loading) {
+        loading->clearing.begin(base, size);
         free_plain = buffer->free_buffer;
         buffer->free_buffer = free_buffer;
     }
@@ -557,18 +566,17 @@ void * edgespec_buffer_type(void) { return &packed_type; }
 void edgespec_narrow_heads(int on) { narrows_heads = on; }
 
 void edgespec_read_in_place(int on) {
-    clearing.end();
-    reads_in_place = on;
-    read_in_place.clear();
-    if (!on) std::vector<char>().swap(copied);
+    delete loading;
+    loading = on ? new Loading : nullptr;
 }
 
 int64_t edgespec_pack_next(void) {
-    clearing.end();
-    if (read_in_place.empty()) return 0;
-    pack_in_place(read_in_place.back());
-    read_in_place.pop_back();
-    return (int64_t) read_in_place.size() + 1;
+    loading->clearing.end();
+    auto & weights = loading->weights;
+    if (weights.empty()) return 0;
+    pack_in_place(weights.back());
+    weights.pop_back();
+    return (int64_t) weights.size() + 1;
 }
 
 void edgespec_activate(void) { packed_type.context = &packed; }
