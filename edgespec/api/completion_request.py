@@ -30,8 +30,6 @@ _TAG = ":latest"  # of a model's name, which Ollama's clients add
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A request for completions."""
-
     chat: bool  # the prompts are messages to answer; otherwise texts to continue
     prompts: tuple[Prompt, ...]  # what is to be answered; several texts, or one conversation
     config: GenerationConfig
@@ -57,7 +55,6 @@ class CompletionRequest:
 
     @property
     def prompt(self) -> Prompt:
-        """The first of the prompts."""
         return self.prompts[0]
 
 
@@ -104,8 +101,6 @@ class CompletionFields(SettingsWithTools):
 
 
 class ChatBody(CompletionFields, kw_only=True):
-    """The body of a request for a chat."""
-
     unsupported: ClassVar[Mapping[str, str]] = {
         **CompletionFields.unsupported,
         "prompt": "This path takes messages.",
@@ -117,8 +112,6 @@ class ChatBody(CompletionFields, kw_only=True):
 
 
 class TextBody(CompletionFields, kw_only=True):
-    """The body of a request for a completion."""
-
     unsupported: ClassVar[Mapping[str, str]] = {
         **CompletionFields.unsupported,
         "messages": "This path takes a prompt.",

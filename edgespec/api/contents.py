@@ -146,12 +146,10 @@ def content_of(content: object, warnings: Warnings, between: str = "") -> Conten
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """A text among the parts of a content."""
     return {"type": "text", "text": text}
 
 
 def image_part(address: str) -> dict[str, Any]:
-    """An image among the parts of a content."""
     return {"type": ADDRESS, ADDRESS: {"url": address}}
 
 

@@ -83,7 +83,6 @@ class Conversations:
         return about
 
     def remove(self, identifier: str) -> None:
-        """Forget a conversation."""
         self._read(identifier)
         self._kept.remove(identifier)
 

@@ -32,8 +32,6 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class EmbeddingRequest:
-    """A request for embeddings."""
-
     inputs: tuple[Input, ...]  # texts, or tokens of the model
     model: str = ""  # the name by which the model was asked for; empty if it was by none
     dimensions: int | None = None  # elements of an embedding; None leaves all
@@ -62,7 +60,6 @@ class RankingRequest(EmbeddingRequest):
 
     @property
     def documents(self) -> list[str]:
-        """The texts."""
         return [str(text) for text in self.inputs[1:]]
 
     def sequences(self, embedder: Embedder) -> list[list[int]]:
@@ -101,8 +98,6 @@ class EmbeddingEndpoint(ABC):
 
 
 class EmbeddingsBody(Fields):
-    """The body of `/v1/embeddings`."""
-
     without_effect: ClassVar[tuple[str, ...]] = ("user",)
 
     input: Texts

@@ -65,7 +65,6 @@ def _schema(schema: Schema | str) -> Grammar:
 
 
 def _grammar(form: ResponseFormat) -> Grammar:
-    """The grammar of a format."""
     if form.type == "grammar":
         if form.grammar is None:
             raise UsageError('Missing "response_format.grammar".')

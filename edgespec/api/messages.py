@@ -30,8 +30,6 @@ _ROLES = {"developer": "system", "function": "tool"}
 
 
 class CalledFunction(Struct):
-    """The function that a call names."""
-
     name: str
     arguments: Any = None
 
@@ -52,8 +50,6 @@ class Call(Struct):
 
 
 class ChatMessage(Struct, kw_only=True):
-    """A message of a request."""
-
     role: Role
     content: Any = None
     name: str | None = None

@@ -63,8 +63,6 @@ class Refusal(Exception):
 
 
 class QueueFull(Refusal):
-    """The queue is full."""
-
     def __init__(self) -> None:
         text = f"Too many requests are waiting. Try again in {RETRY_S} seconds."
         super().__init__(429, text, "queue_full", retry=True)
@@ -96,8 +94,6 @@ class LoadFailed(Refusal):
 
 
 class ShuttingDown(Refusal):
-    """The server is shutting down."""
-
     def __init__(self) -> None:
         super().__init__(503, "The server is shutting down.", "shutting_down")
 

@@ -151,7 +151,6 @@ class ResponsesBuilder:
         return [*events, self._more(text)]
 
     def _called(self, piece: CallPiece) -> list[Event]:
-        """Extend a call."""
         events: list[Event] = []
         if piece.id:
             kind = self._kind_of(piece.name)

@@ -46,7 +46,6 @@ class ResponseStore:
             self._places.put(item["id"], identifier, 1)
 
     def response(self, identifier: str) -> Event:
-        """A response."""
         response: Event = self._read(identifier)["response"]
         return response
 

@@ -67,8 +67,6 @@ class Item(Struct):
 
 
 class ResponsesBody(SettingsWithTools, kw_only=True):
-    """The body of `/v1/responses`."""
-
     unsupported: ClassVar[Mapping[str, str]] = {
         "messages": "Write 'input'.",
         "prompt": "Write 'input'.",

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 class TokenizeBody(Fields):
-    """The body of `/tokenize`."""
-
     content: str | None = None
     prompt: str | None = None
     messages: ChatMessages | None = None
@@ -35,8 +33,6 @@ class TokenizeBody(Fields):
 
 
 class DetokenizeBody(Fields):
-    """The body of `/detokenize`."""
-
     tokens: list[int]
 
 

@@ -61,7 +61,6 @@ class ToolReference(Struct):
 
     @property
     def named(self) -> str | None:
-        """The name of the tool."""
         return (self.function or self.custom or self).name
 
 

@@ -14,8 +14,6 @@ _DIGITS = 8  # of an index
 
 
 class Placeholders:
-    """The placeholders of one conversation."""
-
     def __init__(self) -> None:
         self._key = str(10**31 + secrets.randbelow(9 * 10**31))
 

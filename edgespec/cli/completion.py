@@ -15,8 +15,6 @@ _PATH_AT_END = re.compile(r'(?:^|\s)@("?)([^"\s]*|(?<=")[^"]*)$')
 
 @dataclass(frozen=True)
 class Completion:
-    """One completion."""
-
     text: str  # what is inserted
     replaces: int  # how many characters before the cursor it replaces
     shown: str  # what is listed

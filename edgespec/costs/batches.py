@@ -31,7 +31,6 @@ class SequenceCells:
 
     @property
     def sequence_bytes(self) -> int:
-        """Bytes of one sequence."""
         return self.cell_bytes * self.tokens
 
 

@@ -14,8 +14,6 @@ from edgespec.errors import EdgeSpecError
 
 @dataclass(frozen=True)
 class LayoutFacts:
-    """One layout."""
-
     name: str  # ggml's, or that of EdgeSpec's own
     used: bool  # weights are rearranged for it
     problem: str = ""  # what is wrong with it; empty if it works

@@ -126,7 +126,6 @@ class DraftSequences(list[DraftSequence]):
             sequence.recover()
 
     def forget(self) -> None:
-        """Forget all sequences."""
         for sequence in self[1:]:
             self.close(sequence)
         self[0].forget()

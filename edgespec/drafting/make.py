@@ -95,8 +95,6 @@ class MadeDrafter:
 
 @dataclass(frozen=True)
 class MakeOptions:
-    """Options for making a drafter."""
-
     output: Path | None = None
     memory: int | None = None  # bytes, while the target generates; None means what is available
     size: int | None = None  # most bytes of the drafter; None leaves it to the choice
@@ -328,7 +326,6 @@ class SavedMeasurements:
         return f"the target's sample text{measured}" if "written" in self.values else ""
 
     def save(self, key: str, value: Any) -> None:
-        """Save a value at once."""
         self.values[key] = value
         with atomic_write(self._path) as file:
             file.write(json.dumps(self.values).encode())

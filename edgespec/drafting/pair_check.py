@@ -25,8 +25,6 @@ _HEAD_CHECK = "hidden states"
 
 @dataclass(frozen=True)
 class PairCheck:
-    """The result of checking a pair."""
-
     target: Path
     drafter: Path
     checks: tuple[CompatibilityCheck, ...]

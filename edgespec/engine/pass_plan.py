@@ -19,8 +19,6 @@ _MAX_ROWS = 1 << 20
 
 @dataclass(frozen=True)
 class PassLimits:
-    """Limits of one pass."""
-
     sequences: int  # most sequences that are extended, each by a row of logits
     rows: int  # most rows
 

@@ -57,8 +57,6 @@ class Event:
 
 
 class RequestSource(Protocol):
-    """A source of requests."""
-
     def pop(self) -> Request | None:
         """The next request; None if there is none now."""
 

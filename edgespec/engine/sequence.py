@@ -33,8 +33,6 @@ Sizer = FixedSizer | AdaptiveSizer
 
 
 class Status(Enum):
-    """The stages of a sequence."""
-
     WAITING = "for room in the cache"
     READING = "its prompt"
     RUNNING = "extended by passes"
@@ -91,7 +89,6 @@ class TextSequence:
 
     @property
     def positions(self) -> Positions:
-        """The positions of its tokens."""
         return Positions(
             RowSpan(image.start, len(image.rows), image.rows.positions)
             for image in self.images
@@ -117,7 +114,6 @@ class TextSequence:
 
     @property
     def status(self) -> Status:
-        """Its stage."""
         if self._answer is None:
             return Status.FINISHED
         if self.cache is None:
@@ -138,7 +134,6 @@ class TextSequence:
 
     @property
     def answer(self) -> Answer:
-        """Its answer, until it is finished."""
         assert self._answer is not None, "the sequence is finished"
         return self._answer
 
@@ -344,7 +339,6 @@ class Batch:
 
     @property
     def chunk_rows(self) -> int:
-        """Rows of the chunks."""
         return sum(len(chunk.tokens) for chunk in self.chunks)
 
     @property

@@ -29,8 +29,6 @@ _MAX_SCORED_BYTES = 64 << 20  # of the copies from which the end of a pass is co
 
 @dataclass(frozen=True)
 class TargetPass:
-    """The result of a pass."""
-
     # for each tree, in the given order, (nodes, n_vocab) logits after each node; views, valid until the next
     # pass.
     logits: tuple[FloatArray, ...]

@@ -52,14 +52,12 @@ class CheckedFiles:
         self._lock = threading.Lock()
 
     def names(self) -> set[str]:
-        """The names of all files."""
         try:
             return {name for name in os.listdir(self.folder) if not name.startswith(".")}  # noqa: PTH208
         except OSError:
             return set()
 
     def has(self, name: str) -> bool:
-        """True if there is a file of that name."""
         return (self.folder / name).exists()
 
     def used(self, names: Sequence[str]) -> None:

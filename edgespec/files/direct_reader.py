@@ -118,7 +118,6 @@ class FileReader:
         )
 
     def changed(self) -> StreamError:
-        """The error for content that has changed."""
         return StreamError(
             f"'{self.path}' was changed while the model was in use.",
             "Wait until its download or copy has finished, then load the model again.",

@@ -106,8 +106,6 @@ else:
         return hasattr(os, "preadv")
 
     class _DescriptorFile:
-        """A file descriptor."""
-
         def __init__(self, descriptor: int, *, direct: bool) -> None:
             self.direct = direct
             self._descriptor = descriptor

@@ -32,8 +32,6 @@ _HINT = "Name the assistant that was made for this model, or an ordinary drafter
 
 @dataclass(frozen=True)
 class AssistantHead(Head):
-    """The header of an assistant."""
-
     role = HeadFamily.ASSISTANT.value
     keeps_cells = False  # it computes in its target's
 
@@ -72,7 +70,6 @@ class AssistantHead(Head):
 
 
 def read_assistant_head(header: GGUFHeader) -> AssistantHead:
-    """Read the header of an assistant."""
     head = HeadHeader(header, "assistant")
     width, target_width = head.count("embedding_length"), head.count("embedding_length_out")
     layers = head.count("block_count")

@@ -39,8 +39,6 @@ class BlockKind(Enum):
 
 @dataclass(frozen=True)
 class BlockHead(LayerHead):
-    """The header of a block head."""
-
     kind: BlockKind  # of head
     block_size: int  # positions of a block, the last token's included
     causal: bool  # whether a position sees only those before it
@@ -54,7 +52,6 @@ class BlockHead(LayerHead):
 
 
 def block_kind(header: GGUFHeader) -> BlockKind:
-    """The kind of a block head."""
     names = {tensor.name for tensor in header.tensors}
     return BlockKind.DFLASH2 if "selector_hidden.weight" in names else BlockKind.DFLASH
 

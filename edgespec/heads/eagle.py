@@ -20,7 +20,6 @@ class EagleHead(LayerHead):
 
 
 def read_eagle_head(header: GGUFHeader) -> EagleHead:
-    """Read the header of an EAGLE-3 head."""
     head = HeadHeader(header)
     layers = read_layers(head)
     target_width, width = head.count("target_hidden_size"), head.count("embedding_length")

@@ -31,8 +31,6 @@ _COPIES = 10  # of the embeddings in both processes, while one hands them to the
 
 @dataclass(frozen=True)
 class ProjectorFacts:
-    """A projector."""
-
     name: str  # of its file
     n_bytes: int  # of its file
     kind: str  # such as "gemma3"
@@ -43,7 +41,6 @@ class ProjectorFacts:
 
     @classmethod
     def of(cls, header: GGUFHeader) -> ProjectorFacts:
-        """The facts that a header gives."""
         kind = kind_of(header)
         division = _division(header.metadata, kind)
         if division is None:

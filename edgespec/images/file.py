@@ -45,7 +45,6 @@ def is_image(path: Path) -> bool:
 
 
 def read_image(path: Path) -> bytes:
-    """The content of an image file."""
     try:
         if path.exists() and not path.is_file():
             raise UsageError(f"{path} is not a file.", "Name an image file.")

@@ -41,12 +41,10 @@ class Image:
 
     @property
     def part(self) -> Mapping[str, Any]:
-        """The image as a part of a message."""
         return {"type": "image", "data": self.data, "name": self.name}
 
     @property
     def url(self) -> str:
-        """The image as a data URL."""
         return f"data:{media_type(self.data)};base64,{base64.b64encode(self.data).decode()}"
 
     @cached_property

@@ -39,7 +39,6 @@ class KernelLayout:
     address: Address
 
     def packed_bytes(self, type_id: int, shape: tuple[int, ...]) -> int:
-        """Bytes of a weight in this layout."""
         with ggml.ScratchContext() as scratch:
             tensor = scratch.tensor(type_id, shape)
             return int(ggml.functions()["ggml_backend_buft_get_alloc_size"](self.address, tensor))

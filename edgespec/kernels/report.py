@@ -20,8 +20,6 @@ Seconds = Mapping[str, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class TrialReport:
-    """The outcome of a trial."""
-
     # what is wrong with each layout that must not be used, such as "it crashes (segmentation fault) at
     # products of Q4_0"; by ggml's name
     problems: dict[str, str] = field(default_factory=dict)

@@ -63,7 +63,6 @@ class Build:
 
 
 def current_build() -> Build:
-    """The build that is loaded."""
     start_backend()
     wheel = wheel_in_use()
     folder = ggml.libraries_folder()

@@ -50,14 +50,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DrafterKind:
-    """The kinds of drafters."""
-
     model: bool  # whether a small model grows the tree
     # the sources without a model that add to the tree, each to be called once a drafter
     proposers: Sequence[Callable[[], Proposer]] = ()
 
     def new_proposers(self) -> list[Proposer]:
-        """The proposers of one drafter."""
         return [create() for create in self.proposers]
 
 
@@ -87,7 +84,6 @@ def open_policy(target: ModelFiles, drafter: str, state: LoadState) -> TreePolic
 
 
 def tree_limits(plan: Plan, policy: TreePolicy) -> TreeLimits:
-    """Return the limits of every tree."""
     speculation = plan.config.speculation
     return policy.clamp(usual_limits(max_nodes(plan)), speculation.tree_depth, speculation.tree_width)
 

@@ -57,7 +57,6 @@ class FreeMemory:
 
     @classmethod
     def read(cls) -> FreeMemory:
-        """The memory that is free now."""
         return cls(available_memory(), min(int(psutil.Process().memory_info().rss), PROCESS_BYTES))
 
     def budget(self, asked: int | None = None) -> int:

@@ -42,7 +42,6 @@ class TimingSamples:
     seconds: dict[int, list[float]] = field(default_factory=dict)
 
     def add(self, size: int, seconds: float) -> None:
-        """Add a measurement."""
         self.seconds.setdefault(size, []).append(seconds)
 
     def curve(self) -> Curve:

@@ -51,7 +51,6 @@ class Read:
 
     @classmethod
     def of(cls, piece: Piece) -> Read:
-        """All of a piece."""
         return cls(piece, 0, piece.n_bytes)
 
     @property
@@ -171,7 +170,6 @@ class Store:
         return len(self.paths) if self.spread else 1
 
     def disk_of(self, piece: Piece) -> int:
-        """The number of the disk that a piece is on."""
         return piece.file if self.spread else 0
 
 

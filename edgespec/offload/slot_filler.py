@@ -37,11 +37,9 @@ class ReadMeter:
         self._under_way, self._since = 0, 0.0
 
     def begun(self) -> None:
-        """A read begins."""
         self._count(+1)
 
     def ended(self, n_bytes: int) -> None:
-        """A read has ended."""
         self._count(-1)
         self.n_bytes += n_bytes
 
@@ -137,11 +135,9 @@ class SlotFiller:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all slots."""
         return self._memory.n_bytes
 
     def address_of(self, slot: int) -> Address:
-        """Return the address of a slot."""
         return self._memory.address + slot * self.slot_bytes
 
     def address_of_load(self, load: SlotLoad) -> Address:

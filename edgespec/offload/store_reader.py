@@ -124,7 +124,6 @@ class StoreReader:
         return LayersBeingRead(self, layers, memory, n_threads)
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._files:
             file.close()
 

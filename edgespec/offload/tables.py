@@ -129,7 +129,6 @@ class _MappedTable:
         return replace(self, state=now)
 
     def close(self) -> None:
-        """Unmap it."""
         self.area.close()
         self.reader.close()
 

@@ -16,8 +16,6 @@ from edgespec.models.gguf.types import GGUFHeader
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter."""
-
     header: GGUFHeader
     scale: float  # how strongly it changes the model; 1 is as it was trained
 

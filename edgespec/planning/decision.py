@@ -30,8 +30,6 @@ Finder = Callable[[Planner], FoundDrafter]
 
 @dataclass(frozen=True)
 class Decision:
-    """The decisions of a load."""
-
     planner: Planner  # with the sizes that were decided, for plans of the same model
     plan: Plan
     notes: tuple[str, ...] = ()  # why this drafter is taken

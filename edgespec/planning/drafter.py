@@ -28,8 +28,6 @@ _CLEARLY = 1.05  # times the speed, before another one than usual is taken
 
 @dataclass(frozen=True)
 class FoundDrafter:
-    """The drafter to load."""
-
     files: ModelFiles | None = None  # None if it is no model
     notes: tuple[str, ...] = ()  # why it is taken, or another one is not
     named: bool = False  # whether it was asked for; one that was not is left out where it has no room

@@ -59,7 +59,6 @@ class EmbedderPlan:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as JSON."""
         return {
             "model": self.name,
             "embeds": True,

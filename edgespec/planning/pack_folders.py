@@ -21,7 +21,6 @@ class Disks:
 
     @property
     def n(self) -> int:
-        """The number of disks."""
         return len(self.folders) or 1
 
     def rates(self, store: ProfileStore, on_progress: Progress) -> list[float]:

@@ -155,7 +155,6 @@ class Planner:
 
     @property
     def context(self) -> ContextShape:
-        """The sizes of contexts."""
         config = self.config
         parallel, tree = config.batching.parallel, config.speculation.tree_budget
         asked = max(tree or 0, parallel if isinstance(parallel, int) else 0, USUAL_NODES)

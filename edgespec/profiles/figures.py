@@ -22,7 +22,6 @@ class Figures:
     """A dataclass whose fields are figures."""
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON."""
         return {name: _written(value) for name, value in vars(self).items()}
 
     @classmethod

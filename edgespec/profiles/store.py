@@ -180,8 +180,6 @@ class ExpertProfile(Figures):
 
 
 class ProfileStore:
-    """Stores and loads profiles."""
-
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or cache_folder() / "profiles"
 
@@ -198,7 +196,6 @@ class ProfileStore:
                 trial.flush()
 
     def passes(self, key: Key) -> PassProfile | None:
-        """The passes of a target."""
         return _read(self._path("pass", key), PassProfile.from_json)
 
     def drafts(self, key: Key) -> DraftProfile | None:
@@ -218,7 +215,6 @@ class ProfileStore:
         return greedy.interpolated(sampled, share)
 
     def disk(self, key: Key) -> DiskProfile | None:
-        """The speed of a disk."""
         return _read(self._path("disk", key), DiskProfile.from_json)
 
     def put_reading(self, key: Key, measured: DiskProfile) -> DiskProfile:
@@ -234,7 +230,6 @@ class ProfileStore:
         self.put(key, replace(known, streamed_rate=rate))
 
     def device(self, key: Key) -> DeviceProfile | None:
-        """The speed of a device."""
         return _read(self._path("device", key), DeviceProfile.from_json)
 
     def experts(self, model: str) -> ExpertProfile | None:

@@ -66,8 +66,6 @@ class _Line:
 
 @dataclass(eq=False)
 class _Batch:
-    """The requests of a batch."""
-
     id: str
     lines: Sequence[_Line]
     asked: dict[str, Any] = field(default_factory=dict)  # fields of its request, which clients are shown

@@ -49,8 +49,6 @@ class ServedEmbedder:
 
 @dataclass(eq=False, kw_only=True)
 class PendingEmbeddings(Pending[Vectors]):
-    """The embeddings of a request."""
-
     sequences: list[list[int]]  # the tokens of its inputs
     vectors: list[Vectors] = field(default_factory=list)  # their embeddings so far, in that order
 

@@ -33,8 +33,6 @@ class TextAround(Struct):
 
 
 class TemplateBody(Fields):
-    """The body of `/apply-template`."""
-
     messages: ChatMessages
 
 
@@ -152,7 +150,6 @@ def properties(card: ModelCard, parallel: int) -> Event:
 
 
 def slots(card: ModelCard, parallel: int, running: int) -> list[Event]:
-    """The body of `/slots`."""
     return [
         {"id": slot, "n_ctx": card.context, "speculative": True, "is_processing": slot < running}
         for slot in range(parallel)

@@ -76,7 +76,6 @@ class LoadedModels:
         self._switch: asyncio.Task[None] | None = None
 
     def offers(self, name: str) -> bool:
-        """True if a model has this name."""
         return any(names_model(name, model.names) for model in self.models)
 
     def named(self, name: str) -> OfferedModel:

@@ -64,7 +64,6 @@ class LastMinute:
 
     @property
     def sums(self) -> TrafficSums:
-        """The sums over the last minute."""
         self._forget(int(self._now()))
         total = TrafficSums()
         for _, sums in self._seconds:
@@ -142,7 +141,6 @@ class Metrics:
         self._requests.labels(outcome).inc()
 
     def prompt_accepted(self, tokens: int) -> None:
-        """Count a prompt."""
         self._prompt_tokens.inc(tokens)
 
     def prompt_cached(self, tokens: int) -> None:

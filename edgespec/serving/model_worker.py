@@ -32,8 +32,6 @@ _IDLE_S = 1.0  # after which free memory goes back to the system
 
 
 class Served(Protocol):
-    """A loaded model."""
-
     card: ModelCard  # the description of its files
 
     def cancel(self) -> None:

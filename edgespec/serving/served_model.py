@@ -45,5 +45,4 @@ class ServedModel:
         self.engine.cancel()
 
     def close(self) -> None:
-        """Free the model."""
         self.engine.close()

@@ -59,7 +59,6 @@ class Children:
 
     @classmethod
     def none(cls, width: int, branching: int = 1) -> Children:
-        """Return no candidates."""
         shape = (width, branching)
         return cls(np.zeros(shape, dtype=np.int32), np.full(shape, -np.inf, dtype=np.float32))
 

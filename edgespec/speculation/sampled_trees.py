@@ -227,7 +227,6 @@ class _DrawnTree:
         self._drawn[node], self._laws[node] = drawn, law
 
     def drafted(self) -> DraftedTree:
-        """The finished tree."""
         return DraftedTree(TokenTree.build(self.tokens, self._parents, self._scores), self._drawn, self._laws)
 
     def _places_below(self, node: int) -> list[int]:

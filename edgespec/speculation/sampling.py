@@ -172,7 +172,6 @@ def left_by_xtc(
 
 
 def _largest(logits: FloatArray, count: int) -> NDArray[np.int64]:
-    """The tokens with the largest logits."""
     if count > _MANY:
         return np.argpartition(logits, -count)[-count:]
     tokens: NDArray[np.int64] = top(logits[None], count)[1][0].astype(np.int64)

@@ -37,7 +37,6 @@ class Spelling:
 
     @cached_property
     def end_tokens(self) -> Tokens:
-        """The tokens that end an answer."""
         tokens = np.arange(self._vocabulary.n_tokens, dtype=np.int32)
         return np.flatnonzero(self._vocabulary.ends(tokens))
 

@@ -109,7 +109,6 @@ class TokenTree:
         }
 
     def child(self, node: int, token: int) -> int | None:
-        """The child of `node` with this token, if there is one."""
         return self._children.get((node, token))
 
     def path(self, node: int) -> list[int]:

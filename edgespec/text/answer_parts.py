@@ -130,7 +130,6 @@ class AnswerParts(PartsReader):
 
     @property
     def thinking(self) -> bool:
-        """True if the answer is in its thought."""
         return self._take == self._in_thought
 
     def _parts(self, *, final: bool) -> Iterator[AnswerPart]:

@@ -19,8 +19,6 @@ from edgespec.workers.relay import Relay
 
 @dataclass(frozen=True)
 class LentDevice:
-    """A device of a worker."""
-
     address: WorkerAddress
     index: int  # among those of its worker
     free: int  # bytes of memory that may be used

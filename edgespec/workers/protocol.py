@@ -78,7 +78,6 @@ def hello_answer(version: tuple[int, int, int]) -> bytes:
 
 
 def version_of(answer: bytes) -> tuple[int, int, int]:
-    """The version in the answer to a greeting."""
     return answer[0], answer[1], answer[2]
 
 

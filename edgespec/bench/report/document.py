@@ -45,7 +45,6 @@ def make_document(measured: BenchMeasurements, about: dict[str, Any]) -> dict[st
 
 
 def as_text(document: dict[str, Any]) -> str:
-    """The document as JSON."""
     return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
 
 

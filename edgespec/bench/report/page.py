@@ -48,7 +48,6 @@ _WIDTH, _HEIGHT, _LEFT, _BELOW = 520, 280, 64, 40
 
 
 def make_page(rows: Sequence[Row], document: dict[str, Any]) -> str:
-    """The page."""
     title = escape(document["title"])
     date = document["date"][:16].replace("T", " ")
     notes = "".join(f"<li>{escape(note)}</li>" for note in document["notes"])

@@ -35,7 +35,6 @@ class RowSpec:
 
     @property
     def name(self) -> str:
-        """The name of the row."""
         marks = f" ({', '.join(self.marks)})" if self.marks else ""
         tree = "plain" if self.tree == PLAIN else f"tree {self.tree}"
         if self.texts:
@@ -171,7 +170,6 @@ class Row:
 
     @classmethod
     def of(cls, spec: RowSpec, **figures: Any) -> Row:
-        """The row of a spec."""
         return cls(spec.name, spec.place, spec.tree, marks=spec.marks, **({"texts": spec.texts} | figures))
 
     def to_json(self) -> dict[str, Any]:

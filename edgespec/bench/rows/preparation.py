@@ -191,8 +191,6 @@ _OWN = Path(__file__).with_name("workload.jsonl")
 
 @dataclass(frozen=True)
 class Question:
-    """One question."""
-
     identifier: str  # what the file calls it
     category: str  # the kind of question, for balance
     text: str  # what is asked
@@ -204,7 +202,6 @@ def own_questions() -> tuple[Question, ...]:
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:
-    """The questions of a file."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # JSON texts may contain other line separators
     except OSError as error:

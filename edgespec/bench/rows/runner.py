@@ -43,8 +43,6 @@ class RunConfig:
 
 @dataclass
 class BenchMeasurements:
-    """The measurements."""
-
     rows: list[Row] = field(default_factory=list)
     # Where the weights are -> rows -> seconds of a pass ("s"), and of waiting in it ("wait_s").
     curves: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)

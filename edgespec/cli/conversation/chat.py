@@ -85,7 +85,6 @@ class Chat:
 
     @property
     def model_name(self) -> str:
-        """The name of the model."""
         from edgespec.models.hub.external import display_name
 
         return display_name(self._engine.target.model.path)
@@ -206,7 +205,6 @@ class Chat:
             self._engine.set_tree_budget(self.budget)
 
     def change(self, name: str, value: str) -> None:
-        """Change a setting."""
         config = settings.changed(self.config, name, value, self.at_start)
         if self.exact and not config.rule.kind.invariant:
             raise exact_contradicts(config.verify)

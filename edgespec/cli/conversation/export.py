@@ -14,8 +14,6 @@ from edgespec.files.writing import atomic_write, writing_to
 
 @dataclass(frozen=True)
 class Transcript:
-    """A conversation."""
-
     system: str | None
     messages: Sequence[dict[str, Any]]  # {"role", "content"}; a question may have "images"
     model: str

@@ -83,8 +83,6 @@ class TypedChat(Protocol):
 
 @dataclass(frozen=True)
 class SlashCommand:
-    """A slash command."""
-
     value: str  # as /help shows it; empty if it takes none
     help: str
     run: Callable[[str], None]
@@ -92,8 +90,6 @@ class SlashCommand:
 
 
 class SlashCommands:
-    """The commands of one chat."""
-
     def __init__(self, chat: TypedChat) -> None:
         self._chat = chat
         self._commands = {

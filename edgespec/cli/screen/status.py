@@ -73,7 +73,6 @@ class StatusLine:
         self.say(f"{what} {fraction:.0%}{more}" if fraction > 0 else what)
 
     def say(self, text: str) -> None:
-        """Show a text."""
         self._show(text, 0.0)
 
     def waiting(self, text: str) -> None:
@@ -88,7 +87,6 @@ class StatusLine:
         self.say(format_prefill(done, total, time.monotonic() - self._prefill_from, columns))
 
     def clear(self) -> None:
-        """Remove the line."""
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -77,7 +77,6 @@ class Terminal:
             _print(text, style="dim")
 
     def warn(self, text: str) -> None:
-        """Print a warning."""
         _print(text, style="yellow")
 
     def load(self, loading: Config) -> Engine:
@@ -219,7 +218,6 @@ class Terminal:
             self.rows(details(generation))
 
     def status(self) -> StatusLine:
-        """A status line."""
         return StatusLine(_console() if self.is_watched else None)
 
 

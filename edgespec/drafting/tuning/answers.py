@@ -182,11 +182,9 @@ class AnswerFile:
         return [self._answers[prompt.text] for prompt in prompts if prompt.text in self._answers]
 
     def unanswered(self, prompts: Iterable[Prompt]) -> list[Prompt]:
-        """The prompts that have no answer yet."""
         return [prompt for prompt in prompts if prompt.text not in self._answers]
 
     def add(self, answer: TargetAnswer) -> None:
-        """Add an answer."""
         try:
             self._file.append(answer.to_bytes())
         except OSError as error:

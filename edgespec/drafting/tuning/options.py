@@ -16,8 +16,6 @@ _MAX_MINUTES = 7 * 24 * 60
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """Options for tuning a drafter."""
-
     start: str | None = None  # the drafter to begin with; None takes the best one known, or makes one
     prompts: Path | None = None  # asked before the bundled ones
     output: Path | None = None  # None keeps the result in the data folder, if it is registered
@@ -44,8 +42,6 @@ class TrainingRecord:
 
 @dataclass(frozen=True)
 class TunedDrafter:
-    """A drafter that was tuned."""
-
     target: Path
     path: Path | None  # None if it was not registered and nobody asked for the file
     before: Evaluation  # on answers that nothing was trained on

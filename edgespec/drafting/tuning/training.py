@@ -47,8 +47,6 @@ TrainingBudget = Callable[[int, float], float]
 
 @dataclass(frozen=True)
 class TrainingMethod:
-    """The method of training."""
-
     rate: float = 6e-4  # AdamW's, after a few steps
     # The first loss from which on a start is trained at these rates. A nearer one has less to learn and loses
     # more by chance, so its rate is as much lower as it is nearer.
@@ -368,7 +366,6 @@ class TrainingBatch:
 
 
 def batch_of(answers: Sequence[TargetAnswer]) -> TrainingBatch:
-    """The batch of these answers."""
     texts = [text_of(answer) for answer in answers]
     rows, top, logprobs = [], [], []
     begin = 0

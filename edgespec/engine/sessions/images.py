@@ -26,7 +26,6 @@ class ImageFolder:
 
     @property
     def files(self) -> Sequence[Path]:
-        """All files in the folder."""
         return sorted(self.path.glob("*")) if self.path.is_dir() else ()
 
     def write(self, image: Image) -> dict[str, str]:

@@ -71,7 +71,6 @@ def set_indices(node: Address, indices: Address) -> None:
 
 
 def name_of(node: Address) -> bytes:
-    """A node's name."""
     return ctypes.string_at(node + _NAME_OFFSET)
 
 

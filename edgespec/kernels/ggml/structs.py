@@ -110,8 +110,6 @@ class BackendRegistry(ctypes.Structure):
 
 
 class TypeTraits(ctypes.Structure):
-    """ggml_type_traits."""
-
     _fields_ = (
         ("type_name", ctypes.c_char_p),
         ("blck_size", ctypes.c_int64),

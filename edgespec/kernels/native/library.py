@@ -229,7 +229,6 @@ class StateBranching:
 
     @property
     def callback(self) -> Address:
-        """The address of the eval callback."""
         address = ctypes.cast(self._f["edgespec_tree_callback"], ctypes.c_void_p).value
         assert address is not None
         return address

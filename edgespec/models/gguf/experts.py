@@ -22,8 +22,6 @@ _STACK = re.compile(r"blk\.\d+\.ffn_\w+_exps\.weight")
 
 @dataclass(frozen=True)
 class LayerExperts:
-    """The experts of one layer."""
-
     index: int
     n_experts: int
     tensors: tuple[FileTensor, ...]  # the stacks, in file order; each has shape (columns, rows, n_experts)
@@ -55,7 +53,6 @@ class LayerWeights:
 
     @property
     def n_experts(self) -> int:
-        """Experts of all layers."""
         return sum(layer.n_experts for layer in self.experts)
 
     @property

@@ -36,7 +36,6 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """Everything."""
         return self.weights + self.cache + self.buffers
 
 

@@ -118,7 +118,6 @@ class ModelFiles:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files."""
         return tuple(header.path for header in self.headers)
 
     @property
@@ -151,7 +150,6 @@ class ModelFiles:
 
     @property
     def tensor_bytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(header.tensor_bytes for header in self.headers)
 
     def layers(self) -> tuple[Layer, ...]:

@@ -19,8 +19,6 @@ FAMILY = "catalog"  # the kind of models of the same family
 
 @dataclass(frozen=True)
 class DrafterCandidate:
-    """A local drafter."""
-
     path: Path
     kind: str  # "registered", "catalog" or "made"
     top1: float | None = None  # its measured agreement; None if not measured

@@ -40,7 +40,6 @@ class ExternalModel:
 
     @property
     def place(self) -> str:
-        """Describe its place."""
         return _PLACES[self.source]
 
 

@@ -17,8 +17,6 @@ from edgespec.models.hub.repository import Hub
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model on this machine."""
-
     name: str  # what to type for it
     # "hub", "package", "made"; "ollama", "lm studio", "llama.cpp" or "folder" for models that lie elsewhere
     source: str

@@ -28,8 +28,6 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class RecommendedSampling:
-    """Recommended settings."""
-
     # by their names in GenerationConfig; empty if nothing is known
     values: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)  # where each comes from, for people

@@ -56,7 +56,6 @@ class DrafterPair:
 
 
 def drafters_folder() -> Path:
-    """The folder of made drafters."""
     return data_folder() / "drafters"
 
 
@@ -96,7 +95,6 @@ class PairRegistry:
         self.forget_all(self.concerning(target, [drafter] if drafter else []))
 
     def forget_all(self, gone: Collection[DrafterPair]) -> None:
-        """Forget these pairs."""
         if gone:
             self._change(lambda pairs: [pair for pair in pairs if pair not in gone])
 

@@ -73,14 +73,11 @@ class Hub:
         return headers | ({"authorization": f"Bearer {self.token}"} if self.token else {})
 
     def folder(self, repo: str) -> Path:
-        """The folder of a repository in the cache."""
         return self.cache / f"models--{repo.replace('/', '--')}"
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a repository."""
-
     path: str
     n_bytes: int  # its size; 0 if the Hub does not say
     digest: str  # its SHA-256, or its git hash (40 digits) for a small one; empty if the Hub does not say
@@ -96,7 +93,6 @@ class Repository:
 
     @property
     def models(self) -> tuple[ModelVariant, ...]:
-        """The GGUF models in it."""
         return group_files((file.path, file.n_bytes) for file in self.files)
 
     def files_of(self, model: ModelVariant) -> list[HubFile]:

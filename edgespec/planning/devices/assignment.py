@@ -92,7 +92,6 @@ class LayerAssignment:
 
     @classmethod
     def of(cls, files: ModelFiles, here: int, counts: Sequence[int], kept: int = 0) -> LayerAssignment:
-        """The assignment with these counts."""
         layers = layer_tensors(files)[here:]
         stays = tuple(t.name for layer in layers[:kept] for t in layer if FEED_FORWARD.fullmatch(t.name))
         there = [t for layer in layers for t in layer if t.name not in {*stays}]
@@ -101,7 +100,6 @@ class LayerAssignment:
 
     @property
     def elsewhere(self) -> int:
-        """Layers on devices."""
         return sum(self.counts)
 
     def left(self, needs: MemoryNeeds) -> MemoryNeeds:
@@ -211,7 +209,6 @@ def layer_tensors(files: ModelFiles) -> list[list[TensorInfo]]:
 
 
 def layer_sizes(files: ModelFiles) -> list[int]:
-    """Bytes of each layer."""
     return [sum(tensor.n_bytes for tensor in layer) for layer in layer_tensors(files)]
 
 

@@ -39,7 +39,6 @@ class SplitSizes:
 
     @classmethod
     def of(cls, files: ModelFiles, needs: MemoryNeeds) -> SplitSizes:
-        """The sizes of a model with these needs."""
         layers = layer_tensors(files)
         cells = needs.footprints[0].cache // max(len(layers), 1)
         feed_forward = [sum(t.n_bytes for t in layer if FEED_FORWARD.fullmatch(t.name)) for layer in layers]

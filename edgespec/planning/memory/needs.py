@@ -73,8 +73,6 @@ class ContextShape:
 
 @dataclass(frozen=True)
 class MemoryNeeds:
-    """Memory that will be needed."""
-
     footprints: list[Footprint]  # of the target, and of the drafter if it is a model
     process: int  # bytes of the process besides its models, and of the one that renders chat templates
     rows: int = USUAL_NODES  # most rows of the target's passes

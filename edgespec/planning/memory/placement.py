@@ -24,8 +24,6 @@ FEWEST_SLOTS = 2  # one in use, one being read
 
 @dataclass(frozen=True)
 class LayerPlacement:
-    """The places of layers."""
-
     resident: tuple[int, ...]  # layers that stay in memory
     streamed: tuple[int, ...]  # layers that are read in every pass; empty if all fit
     n_slots: int  # layers that the ring holds

@@ -23,8 +23,6 @@ _CALLS, _RESULT = ("tool_use", "server_tool_use", "mcp_tool_use"), "_result"
 
 
 class TurnMessage(Struct):
-    """A message of a request."""
-
     role: Literal["user", "assistant", "system"]
     content: str | list[Part] | None = None
 
@@ -68,8 +66,6 @@ class OutputConfig(Struct):
 
 
 class MessagesBody(Settings, kw_only=True):
-    """The body of `/v1/messages`."""
-
     unsupported: ClassVar[Mapping[str, str]] = {
         "mcp_servers": "Let the client call the servers' tools.",
         "container": "No code is run here.",

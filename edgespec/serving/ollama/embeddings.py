@@ -18,8 +18,6 @@ from edgespec.serving.ollama.endpoints import failure
 
 
 class EmbedBody(Fields):
-    """The body of `/api/embed`."""
-
     without_effect: ClassVar[tuple[str, ...]] = ("options", "keep_alive")
 
     model: str | None = None
@@ -29,8 +27,6 @@ class EmbedBody(Fields):
 
 
 class PromptBody(Fields):
-    """The body of `/api/embeddings`."""
-
     without_effect: ClassVar[tuple[str, ...]] = ("options", "keep_alive")
 
     model: str | None = None

@@ -52,7 +52,6 @@ class ModelCard:
 
     @property
     def sees(self) -> bool:
-        """True if the model sees images."""
         return "vision" in self._capabilities
 
     @property
@@ -62,7 +61,6 @@ class ModelCard:
 
     @property
     def chats(self) -> bool:
-        """True if the model has a chat template."""
         return "tools" in self._capabilities
 
     def tags(self, names: Sequence[str]) -> dict[str, Any]:

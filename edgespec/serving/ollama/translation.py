@@ -57,23 +57,17 @@ class OllamaFields(Settings):
 
 
 class OllamaMessage(ChatMessage):
-    """A message of a request."""
-
     thinking: str | None = None
     images: list[Any] | None = None
     tool_name: str | None = None
 
 
 class OllamaChatBody(OllamaFields):
-    """The body of `/api/chat`."""
-
     messages: Sequence[OllamaMessage] = ()
     tools: Sequence[ToolDefinition] = ()
 
 
 class GenerateBody(OllamaFields):
-    """The body of `/api/generate`."""
-
     unsupported: ClassVar[Mapping[str, str]] = {
         **OllamaFields.unsupported,
         "template": _OWN_TEMPLATE,

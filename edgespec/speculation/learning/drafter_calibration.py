@@ -167,7 +167,6 @@ class _TokenHash:
         self._of_second, self._of_first = rng.integers(0, _CELLS, (2, _CELLS), dtype=np.int32)
 
     def of_tokens(self, tokens: IntArray) -> IntArray:
-        """The cells of tokens."""
         cells: IntArray = self._of_token[tokens % _CELLS]
         return cells
 

@@ -71,7 +71,6 @@ class Answers:
         return current
 
     def forget(self) -> None:
-        """Forget all answers."""
         self._newer, self._older, self._size = {}, {}, 0
 
 
@@ -89,7 +88,6 @@ class AnswerSource(Proposer):
         self._last = 0
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the answer."""
         if tokens:
             text = [*self._unsaid, *tokens]
             self._automaton = self._answers.extend(self._owner, self._automaton, self._last, text)

@@ -42,7 +42,6 @@ class SuffixAutomaton:
 
     @property
     def states(self) -> int:
-        """Number of states."""
         return len(self._length)
 
     def extend(self, token: int) -> None:

@@ -192,7 +192,6 @@ def _value(schema: Mapping[str, Any]) -> ArgumentValue:
 
 
 def _joined(values: Sequence[ArgumentValue]) -> ArgumentValue:
-    """Join alternatives."""
     words = {word: item for value in values for word, item in value.words.items()}
     texts = tuple(text for value in values for text in value.texts)
     forms = tuple(form for value in values for form in value.forms)

@@ -114,7 +114,6 @@ class _Rules:
         self._any = ""
 
     def arguments(self) -> str:
-        """The rule for the arguments."""
         schemas = self._schemas
         further = self._value({}) if schemas.takes_any else ""
         members = self._members(schemas.listed, schemas.required, further)
@@ -162,7 +161,6 @@ class _Rules:
         return behind, self._rule(first if least else f'{first} | ""')
 
     def _value(self, schema: Any) -> str:
-        """The rule of a value that fits a schema."""
         if not isinstance(schema, Mapping) or not schema:
             return self._anything()
         if id(schema) not in self._named:

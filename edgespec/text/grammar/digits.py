@@ -18,8 +18,6 @@ _BACKSLASH = ord("\\")
 
 
 class DigitTokens:
-    """The digits in the tokens of a vocabulary."""
-
     def __init__(self, vocabulary: TokenSpeller) -> None:
         self.vocabulary = vocabulary
 

@@ -186,8 +186,6 @@ class Choosing(Stage):
 
 @dataclass(frozen=True)
 class FreeText(Stage):
-    """The stage within free text."""
-
     context: StageContext
     tail: bytes  # the latest bytes, which may be the beginning of a trigger
     at_start: bool  # nothing but space was read yet, apart from `tail`

@@ -35,7 +35,6 @@ class TokenBytes:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of the vocabulary."""
         return self._vocabulary.n_tokens
 
     def __getitem__(self, token: int) -> bytes:

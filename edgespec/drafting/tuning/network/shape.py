@@ -124,8 +124,6 @@ def shape_of(metadata: Mapping[str, Any], tensors: Collection[str], name: str) -
 
 
 class _ArchitectureSettings:
-    """The settings of one architecture."""
-
     def __init__(self, metadata: Mapping[str, Any], architecture: str, name: str) -> None:
         self._metadata = metadata
         self._prefix = architecture
