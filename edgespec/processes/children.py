@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,22 @@ def ended_with_parent(command: Sequence[str]) -> list[str]:
     if sys.platform != "linux" or not os.access(command[0], os.X_OK):
         return list(command)
     return [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *command]
+
+
+def end_with_standard_input() -> None:
+    """Have a thread end this process when its standard input ends, whose other end the parent holds.
+
+    Windows loads no library while a thread reads from that pipe; `start(with_parent=True)` does it there.
+    """
+    if sys.platform != "win32":
+        threading.Thread(target=_await_end, daemon=True).start()
+
+
+def _await_end() -> None:
+    # Not through sys.stdin, whose lock this thread would hold when the process ends.
+    while os.read(0, 1):
+        pass
+    os._exit(1)
 
 
 @contextmanager

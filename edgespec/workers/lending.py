@@ -21,7 +21,7 @@ from edgespec.errors import BackendError, UsageError
 from edgespec.kernels.ggml import rpc
 from edgespec.kernels.ggml.structs import UnsupportedBuild
 from edgespec.machine.probe import available_memory
-from edgespec.processes.children import ChildProcess, python_command, start
+from edgespec.processes.children import ChildProcess, end_with_standard_input, python_command, start
 from edgespec.processes.exit_status import describe_exit
 
 REBUILD = f"Compile it with its RPC backend: {install_command(rebuild=True)}"
@@ -111,6 +111,7 @@ class LendingServer:
         process = start(
             python_command(__name__, json.dumps(vars(self._offer))),
             variables={"GGML_NO_BACKTRACE": "1"},  # ggml would start a debugger
+            with_parent=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -186,7 +187,7 @@ def main() -> None:
     """Serve until the parent ends."""
     order = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent as well, which ends this
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_standard_input()
     if not rpc.has_rpc():
         os._exit(NO_RPC)
     try:
@@ -207,8 +208,3 @@ def main() -> None:
 def _tell(error: Exception) -> None:
     """Say why nothing is lent for now."""
     print(f"Free memory is unknown, so none is lent: {error}", file=sys.stderr, flush=True)
-
-
-def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
-    os._exit(0)

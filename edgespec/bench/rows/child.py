@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +18,7 @@ from edgespec.base.option import naming_flags
 from edgespec.base.progress import Progress
 from edgespec.config import Config
 from edgespec.errors import ContextLengthError, EdgeSpecError
+from edgespec.processes.children import end_with_standard_input
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
@@ -36,7 +35,7 @@ _READ_BYTES = 8 << 30  # of a large file; reading more would not make the figure
 def main() -> None:
     """Carry out the task; returns when the result is printed."""
     task = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_standard_input()
     try:
         with naming_flags():  # what is printed comes from the program
             result = _ROLES[task["role"]](task)
@@ -45,13 +44,6 @@ def main() -> None:
     except MemoryError:
         result = {"error": "Not enough memory."}
     _say({"result": result})
-
-
-def _end_with_parent() -> None:
-    # Not through sys.stdin, whose lock this thread would hold when the process ends.
-    while os.read(0, 1):
-        pass
-    os._exit(1)
 
 
 def _say(record: dict[str, Any]) -> None:

@@ -162,6 +162,7 @@ class Runner:
                     return -1, "Interrupted."
                 child = self._child = start(
                     _CHILD,
+                    with_parent=True,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
