@@ -62,11 +62,11 @@ def test_paths_are_absolute_on_nodes_and_names_stay(tmp_path: Path, monkeypatch:
         Path(name).touch()
     loading = Config.of(model="gone.gguf", draft_from="here", lora=["adapter:0.5", "adapter"], pack_dir=["p"])
     options = options_for_nodes(loading)
-    assert (options.model.name, options.speculation.draft) == (f"{tmp_path}/gone.gguf", "auto")
-    assert options.speculation.draft_from == f"{tmp_path}/here"
-    assert options_for_nodes(Config.of(mmproj="mmproj.gguf")).model.mmproj == f"{tmp_path}/mmproj.gguf"
-    assert options.model.lora == (f"{tmp_path}/adapter:0.5", f"{tmp_path}/adapter")
-    assert options.memory.pack_dir == (f"{tmp_path}/p",)
+    assert (options.model.name, options.speculation.draft) == (str(tmp_path / "gone.gguf"), "auto")
+    assert options.speculation.draft_from == str(tmp_path / "here")
+    assert options_for_nodes(Config.of(mmproj="mmproj.gguf")).model.mmproj == str(tmp_path / "mmproj.gguf")
+    assert options.model.lora == (f"{tmp_path / 'adapter'}:0.5", str(tmp_path / "adapter"))
+    assert options.memory.pack_dir == (str(tmp_path / "p"),)
     for name in (None, "smollm2-135m", "org/repo:Q4_K_M"):
         assert options_for_nodes(Config.of(model=name)) == Config.of(model=name)
 

@@ -36,7 +36,7 @@ def test_sources_are_unpacked_and_packed_without_what_is_not_built(tmp_path: Pat
         for name in kept + others:
             tar.addfile(tarfile.TarInfo(f"llama_cpp_python-1/{name}"), io.BytesIO())
     sources = find_sources(None, tmp_path)
-    found = {str(path.relative_to(sources)) for path in sources.rglob("*") if path.is_file()}
+    found = {path.relative_to(sources).as_posix() for path in sources.rglob("*") if path.is_file()}
     assert found == {"CMakeLists.txt", "ggml/src/ggml.c", "python/llama_cpp/llama.py"}
     again = tmp_path / "again"
     pack(sources, again / ARCHIVE)

@@ -13,6 +13,7 @@ import llama_cpp
 import pytest
 
 from edgespec.errors import BackendError, ModelFileError, OutputError, UsageError
+from edgespec.kernels.ggml.functions import load_backends
 from edgespec.llama.quantize import QUANTIZATIONS, make_drafter
 from edgespec.models.gguf.header import read_header
 from edgespec.processes import children
@@ -202,6 +203,7 @@ def test_quantizer_that_dies_is_reported(
 
 
 def load(path: Path) -> llama_cpp.Llama:
+    load_backends()
     return llama_cpp.Llama(str(path), n_ctx=128, logits_all=True, verbose=False)
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("resource")
+
 from edgespec.models.gguf.header import read_header
 from tests.fuzz import campaign
 from tests.fuzz.campaign import Loader, adapter_base, run

@@ -17,6 +17,7 @@ from edgespec.generation.config import Grammar
 from edgespec.llama.runtime.model import Model
 from edgespec.text.grammar.limits import check, is_plain
 from edgespec.text.grammar.matchers import _KEPT, _KEPT_BYTES, Grammars, _Compiled
+from tests.wine import needs_limits
 
 # Run in a process of its own: where a form is not bounded, compiling it ends that process.
 HOSTILE = """
@@ -61,6 +62,7 @@ def grammars(smol_path: Path) -> Iterator[Grammars]:
         yield Grammars(model.vocabulary)
 
 
+@needs_limits
 def test_hostile_forms_are_refused_and_the_process_lives(smol_path: Path) -> None:
     deep = "The {} is too deep to be compiled."
     nested = "The JSON schema is nested {} levels deep; the limit is 100."
@@ -160,6 +162,7 @@ def test_what_is_taken_for_plain_is_far_from_the_limits(name: str) -> None:
     assert verdict.why is None, verdict
 
 
+@needs_limits
 def test_a_child_that_dies_is_a_verdict() -> None:
     from edgespec.processes.trial import attempt_in_child
 

@@ -22,6 +22,7 @@ from edgespec.machine.gpus import Gpu, parse_nvidia_smi, probe_gpus
 from edgespec.machine.memory import available_memory, probe_memory
 from edgespec.machine.probe import probe
 from edgespec.measure.throughput import _speed, measure_reading, read_speed
+from tests.links import needs_links
 
 MIB = 1 << 20
 EPYC = "fpu avx avx2 f16c fma bmi2 avx512f avx512cd avx512vl avx512dq avx512bw avx512_vnni avx512vbmi"
@@ -260,6 +261,7 @@ def look(root: Path, path: Path, major: int, minor: int) -> Disk:
     return disk_of(path, root, number_of=(major, minor))
 
 
+@needs_links
 @pytest.mark.parametrize(
     ("device", "rotational", "kind"),
     [
@@ -283,6 +285,7 @@ def test_kinds_of_disks(root: Path, device: str, rotational: int | None, kind: s
     assert 0 < found.free < found.total
 
 
+@needs_links
 def test_an_encrypted_disk_is_what_it_lies_on(root: Path) -> None:
     disk = block_device(root, "8:0", "pci/sda", 1)
     mapped = block_device(root, "253:0", "virtual/dm-0", 0)
@@ -292,6 +295,7 @@ def test_an_encrypted_disk_is_what_it_lies_on(root: Path) -> None:
     assert look(root, root, 253, 0).kind == "hdd"
 
 
+@needs_links
 def test_a_subvolume_is_found_by_its_device(root: Path) -> None:
     # btrfs gives files a device number that is in no list.
     folder = block_device(root, "259:1", "pci/nvme0n1", 0)
@@ -323,7 +327,8 @@ def test_file_systems_without_a_disk_of_their_own(
 def test_a_mount_with_a_space_in_its_name(root: Path) -> None:
     folder = root / "my models"
     folder.mkdir()
-    mounts(root, ("0:5", "/", "ext4", "/dev/sda1"), ("0:6", f"{root}/my\\040models", "xfs", "/dev/sdb1"))
+    spaced = f"{root}/my\\040models"
+    mounts(root, ("0:5", root.anchor, "ext4", "/dev/sda1"), ("0:6", spaced, "xfs", "/dev/sdb1"))
     assert look(root, folder, 0, 6).file_system == "xfs"
     assert look(root, root, 0, 5).file_system == "ext4"
 
@@ -417,6 +422,7 @@ def test_affinity_counts() -> None:
     assert done.stdout == "1\n"
 
 
+@needs_links
 def test_a_disk_is_known_by_its_file_system(tmp_path: Path) -> None:
     """Numbers of devices are given anew at each start of the system."""
     links = tmp_path / "dev/disk/by-uuid"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from tests.scripts import loaded_script, part
+
+needs_own_pip = pytest.mark.skipif(find_spec("ensurepip") is None, reason="this Python brings no pip")
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +47,7 @@ def environment_of(setup: ModuleType, path: Path, programs: Programs, monkeypatc
     return environment
 
 
+@needs_own_pip
 def test_uv_installs_what_an_environment_needs(
     setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,6 +60,7 @@ def test_uv_installs_what_an_environment_needs(
     assert programs.ends == ["pip uv", "uv pip", "uv rich", "uv torch==2.13.0+cpu", "uv it.whl"]
 
 
+@needs_own_pip
 def test_pip_installs_where_uv_cannot_be_had(
     setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +74,7 @@ def test_pip_installs_where_uv_cannot_be_had(
     assert programs.ends[1:] == wanted
 
 
+@needs_own_pip
 def test_pip_installs_what_uv_fails_at(
     setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +89,7 @@ def test_pip_installs_what_uv_fails_at(
     ]
 
 
+@needs_own_pip
 def test_pip_installs_where_it_was_told_what_uv_does_not_know(
     setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
+from edgespec.machine import cores
 from edgespec.machine.cores import default_threads, physical_cores, thread_counts
 from edgespec.measure import threads as threads_module
 from edgespec.measure.threads import fastest, known_threads
@@ -26,7 +26,7 @@ def machine(
     group = root / "sys/fs/cgroup/x"
     group.mkdir(parents=True)
     (group / "cpu.max").write_text(quota)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(siblings), raising=False)
+    monkeypatch.setattr(cores, "allowed_numbers", lambda: set(siblings))
 
 
 def test_hardware_threads_of_one_core_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_without_siblings_there_is_nothing_to_measure(
 def test_where_the_system_tells_nothing_every_thread_is_a_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2}, raising=False)
+    monkeypatch.setattr(cores, "allowed_numbers", lambda: {0, 1, 2})
     assert physical_cores(tmp_path) == 3
 
 

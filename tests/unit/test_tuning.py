@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

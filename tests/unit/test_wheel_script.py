@@ -60,6 +60,7 @@ def distribution(tmp_path: Path) -> Path:
 def test_the_bindings_are_installed_by_pip_and_ask_for_the_libraries(
     script: ModuleType, distribution: Path, tmp_path: Path
 ) -> None:
+    pytest.importorskip("pip")
     wheel = script.bindings_wheel(distribution, tmp_path)
     into = tmp_path / "installed"
     options = ["--no-deps", "--no-index", "--quiet", "--target", str(into)]

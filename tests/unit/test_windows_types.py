@@ -36,6 +36,7 @@ follow_imports_for_stubs = True
 
 def faults(files: Sequence[Path], folder: Path) -> list[str]:
     """What mypy says that modules of the standard library lack on Windows."""
+    pytest.importorskip("mypy")
     settings = folder / "mypy.ini"
     settings.write_text(SETTINGS, "utf-8")
     checked = subprocess.run(
