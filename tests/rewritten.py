@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.tiny import first_tokens, vocabulary_fields
+from tests.tiny import finish, first_tokens, vocabulary_fields
 
 Tensors = dict[str, tuple[NDArray[Any], gguf.GGMLQuantizationType]]
 
@@ -53,8 +53,5 @@ def _write(
     tensors = {tensor.name: (tensor.data, tensor.tensor_type) for tensor in reader.tensors}
     for name, (data, kind) in (tensors | amended(tensors)).items():
         writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return destination

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -31,6 +31,11 @@ from edgespec.serving.request_log import RequestLogEntry
 from edgespec.serving.served_model import ServedModel
 from edgespec.serving.server import Server
 from tests.waiting import PATIENCE_S
+
+if TYPE_CHECKING:
+    import anthropic
+    import ollama
+    import openai
 
 CHAT, TEXT, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
@@ -86,6 +91,26 @@ class Running:
             for sample in family.samples
             if not sample.name.endswith("_created")
         }
+
+    def openai(self, key: str = "none") -> openai.OpenAI:
+        """The OpenAI client."""
+        import openai
+
+        url = f"http://127.0.0.1:{self.port}/v1"
+        return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=PATIENCE_S)
+
+    def anthropic(self, key: str = "none") -> anthropic.Anthropic:
+        """The Anthropic client."""
+        import anthropic
+
+        url = f"http://127.0.0.1:{self.port}"
+        return anthropic.Anthropic(base_url=url, api_key=key, max_retries=0, timeout=PATIENCE_S)
+
+    def ollama(self) -> ollama.Client:
+        """Ollama's client."""
+        import ollama
+
+        return ollama.Client(f"http://127.0.0.1:{self.port}", timeout=PATIENCE_S)
 
     def connect(self) -> Client:
         """A client whose every byte the test decides."""

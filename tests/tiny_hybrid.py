@@ -13,6 +13,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.tiny import finish
+
 WIDTH = 256  # a block of every quantization
 N_VOCAB = 3 + 256
 _ARCHITECTURE = "qwen35"
@@ -70,10 +72,7 @@ def write_tiny_hybrid(
             writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType(type_id))
     for name, values in (mtp or {}).items():
         writer.add_tensor(f"blk.{_LAYERS}.{name}", values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -10,6 +10,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.tiny import finish
+
 FloatArray = NDArray[np.float32]
 AddVocabulary = Callable[[gguf.GGUFWriter], None]
 
@@ -102,8 +104,5 @@ def write_head(
             writer.add_tensor(name, gguf.quantize(values, type_id), raw_dtype=type_id)
     if drafted is not None:
         writer.add_tensor("d2t", np.asarray(drafted, dtype=np.int64), raw_dtype=gguf.GGMLQuantizationType.I64)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path

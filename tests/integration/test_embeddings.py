@@ -69,13 +69,13 @@ def writer(short_path: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0) as it:
-        yield it
+    with server.openai() as client:
+        yield client
 
 
 @pytest.fixture
 def other_client(server: Running) -> Iterator[ollama.Client]:
-    with ollama.Client(f"http://127.0.0.1:{server.port}", timeout=PATIENCE_S) as client:
+    with server.ollama() as client:
         yield client
 
 

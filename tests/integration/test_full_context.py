@@ -12,7 +12,6 @@ import openai
 import pytest
 
 from tests.serving import Running, load, serving
-from tests.waiting import PATIENCE_S
 
 CONTEXT = 128
 LONG: Any = [{"role": "user", "content": "The river was high that spring. " * 40}]
@@ -26,8 +25,7 @@ def server(short_path: Path) -> Iterator[Running]:
 
 
 def test_openai(server: Running) -> None:
-    url = f"http://127.0.0.1:{server.port}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+    with server.openai() as client:
         asks: list[Any] = [
             lambda **more: client.chat.completions.create(model="model", messages=LONG, **more),
             lambda **more: client.responses.create(model="model", input=LONG[0]["content"], **more),
@@ -47,8 +45,7 @@ def test_openai(server: Running) -> None:
 
 
 def test_anthropic(server: Running) -> None:
-    url = f"http://127.0.0.1:{server.port}"
-    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+    with server.anthropic() as client:
         for more in ({}, {"stream": True}):
             create: Any = client.messages.create
             with pytest.raises(
@@ -63,7 +60,7 @@ def test_anthropic(server: Running) -> None:
 
 
 def test_ollama(server: Running) -> None:
-    with ollama.Client(f"http://127.0.0.1:{server.port}", timeout=PATIENCE_S) as client:
+    with server.ollama() as client:
         for stream in (False, True):
             chat: Any = client.chat
             with pytest.raises(ollama.ResponseError, match=rf"\d+ tokens.* {CONTEXT} tokens") as refused:

@@ -43,6 +43,7 @@ from tests.hub_server import (
     status,
     too_short,
 )
+from tests.tiny import finish
 from tests.waiting import PATIENCE_S, wait_until
 
 REPO = "acme/Tiny-GGUF"
@@ -355,10 +356,7 @@ def header_of(path: Path, title: str, word: str) -> bytes:
     writer.add_token_merges([f"to{n} ken{n}" for n in range(10_000)])
     writer.add_file_type(len(title))
     writer.add_tensor("token_embd.weight", np.zeros((2, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path.read_bytes()
 
 

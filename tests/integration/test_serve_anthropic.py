@@ -12,7 +12,6 @@ import pytest
 
 from tests.integration.test_serve_api import thinking
 from tests.serving import Running, serving
-from tests.waiting import PATIENCE_S
 
 MESSAGES = "/v1/messages"
 SKY: Any = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -37,8 +36,7 @@ def server(smol_path: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def client(server: Running) -> Iterator[anthropic.Anthropic]:
-    url = f"http://127.0.0.1:{server.port}"
-    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+    with server.anthropic() as client:
         yield client
 
 

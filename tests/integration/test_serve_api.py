@@ -43,8 +43,7 @@ def server(smol_path: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def client(server: Running) -> Iterator[openai.OpenAI]:
-    url = f"http://127.0.0.1:{server.port}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+    with server.openai() as client:
         yield client
 
 

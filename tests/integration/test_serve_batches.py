@@ -29,8 +29,7 @@ def server(short_path: Path) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def client(server: Running) -> Iterator[openai.OpenAI]:
-    url = f"http://127.0.0.1:{server.port}/v1"
-    with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
+    with server.openai(KEY) as client:
         yield client
 
 
@@ -93,8 +92,7 @@ def test_what_is_wrong_with_a_batch_is_said_before_it_begins(client: openai.Open
 
 
 def test_batches_of_messages(server: Running) -> None:
-    url = f"http://127.0.0.1:{server.port}"
-    with anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0) as client:
+    with server.anthropic(KEY) as client:
         asked: Any = {"model": "model", "max_tokens": 8, "messages": MESSAGES}
         requests: Any = [
             {"custom_id": "right", "params": asked},
@@ -154,8 +152,7 @@ def test_batches_that_are_done_make_room_for_others(
 def test_another_key_finds_no_files_and_batches(short_path: Path) -> None:
     """Where a proxy checks the keys, and the server asks for none."""
     with serving(lambda: load(short_path, 512)) as server:
-        url = f"http://127.0.0.1:{server.port}/v1"
-        mine, other = (openai.OpenAI(base_url=url, api_key=key, max_retries=0) for key in ("mine", "other"))
+        mine, other = map(server.openai, ("mine", "other"))
         with mine, other:
             text = line("a", messages=MESSAGES, max_tokens=1)
             file = mine.files.create(file=("a.jsonl", text.encode()), purpose="batch").id

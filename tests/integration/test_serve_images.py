@@ -11,8 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import ollama
 import openai
 import pytest
 
@@ -90,10 +88,9 @@ def answered(engine: Engine, messages: Any) -> tuple[str, int]:
 
 
 def by_chat(server: Running, url: str, *, plain: bool = False) -> tuple[str, int]:
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
     part = {"type": "image_url", "image_url": url if plain else {"url": url, "detail": "low"}}
     content: Any = [part, {"type": "text", "text": TEXT}]
-    with client:
+    with server.openai() as client:
         answer = client.chat.completions.create(
             model="model", messages=[{"role": "user", "content": content}], timeout=PATIENCE_S
         )
@@ -102,19 +99,13 @@ def by_chat(server: Running, url: str, *, plain: bool = False) -> tuple[str, int
 
 
 def by_response(server: Running, url: str) -> tuple[str, int]:
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
     content: Any = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": TEXT}]
-    with client:
+    with server.openai() as client:
         answer = client.responses.create(
             model="model", input=[{"role": "user", "content": content}], timeout=PATIENCE_S
         )
     assert answer.usage is not None
     return answer.output_text, answer.usage.input_tokens
-
-
-def claude(server: Running) -> anthropic.Anthropic:
-    url = f"http://127.0.0.1:{server.port}"
-    return anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 def block(data: str) -> Any:
@@ -123,7 +114,7 @@ def block(data: str) -> Any:
 
 def by_message(server: Running, data: str) -> tuple[str, int]:
     content: Any = [block(data), {"type": "text", "text": TEXT}]
-    with claude(server) as client:
+    with server.anthropic() as client:
         answer = client.messages.create(
             model="model", messages=[{"role": "user", "content": content}], max_tokens=MANY
         )
@@ -133,7 +124,7 @@ def by_message(server: Running, data: str) -> tuple[str, int]:
 
 
 def by_ollama(server: Running, data: str, *, chat: bool = True) -> tuple[str, int]:
-    with ollama.Client(f"http://127.0.0.1:{server.port}", timeout=PATIENCE_S) as client:
+    with server.ollama() as client:
         if not chat:
             written = client.generate("model", TEXT, images=[data])
             return written.response, written.prompt_eval_count or 0
@@ -157,8 +148,7 @@ def test_streams_and_several_images(server: Running, direct: Engine) -> None:
     expected, n_tokens = answered(direct, messages_with(PICTURE, ANOTHER))
     content: Any = [{"type": "image_url", "image_url": {"url": data_url(d)}} for d in (PICTURE, ANOTHER)]
     asked: Any = [{"role": "user", "content": [*content, {"type": "text", "text": TEXT}]}]
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
-    with client:
+    with server.openai() as client:
         options: Any = {"include_usage": True}
         stream = client.chat.completions.create(
             model="model", messages=asked, stream=True, stream_options=options
@@ -180,7 +170,7 @@ def test_results_of_tools_have_images(server: Running, direct: Engine) -> None:
             {"role": "assistant", "content": [call]},
             {"role": "user", "content": [result]},
         ]
-        with claude(server) as client:
+        with server.anthropic() as client:
             return client.messages.count_tokens(model="model", messages=told).input_tokens
 
     text = {"type": "text", "text": TEXT}
@@ -406,7 +396,7 @@ def test_a_model_that_fails_does_not_wait_for_an_image(seeing: Path, monkeypatch
 
 def test_models_say_whether_they_see(server: Running, seeing: Path, tmp_path: Path) -> None:
     def told(running: Running) -> tuple[bool, list[str]]:
-        with ollama.Client(f"http://127.0.0.1:{running.port}", timeout=PATIENCE_S) as client:
+        with running.ollama() as client:
             vision = "vision" in (client.show("model").capabilities or ())
         (model,) = running.get("/v1/models")[1]["data"]
         assert running.get("/v1/models/model")[1] == model

@@ -13,7 +13,6 @@ import pytest
 from tests.integration.test_serve_api import thinking
 from tests.integration.test_thinking import WEATHER
 from tests.serving import TEXT, Running, serving
-from tests.waiting import PATIENCE_S
 
 SKY: Any = [{"role": "user", "content": "Why is the sky blue?"}]
 BRIEF: Any = {"options": {"num_predict": 12}, "think": False}
@@ -27,7 +26,7 @@ def server(smol_path: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def client(server: Running) -> Iterator[ollama.Client]:
-    with ollama.Client(f"http://127.0.0.1:{server.port}", timeout=PATIENCE_S) as client:
+    with server.ollama() as client:
         yield client
 
 

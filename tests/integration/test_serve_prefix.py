@@ -13,7 +13,6 @@ from typing import Any
 
 import anthropic
 import ollama
-import openai
 import pytest
 
 from edgespec.engine.engine import Engine
@@ -24,7 +23,7 @@ from tests.integration.test_serve_api import TEMPLATE
 from tests.serving import CHAT, Running, load, serving, started
 from tests.templated import now_speaking
 from tests.tiers import slow_except
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import wait_until
 
 Change = Callable[[dict[str, Any]], None]
 ASKED: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
@@ -66,15 +65,10 @@ def keep(message: dict[str, Any]) -> None:
     """Change nothing."""
 
 
-def openai_of(server: Running) -> openai.OpenAI:
-    url = f"http://127.0.0.1:{server.port}/v1"
-    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S)
-
-
 def asked(server: Running, messages: Any, **more: Any) -> Any:
     """A whole answer, or all pieces of a streamed one."""
     settings = {"model": "model", "messages": messages, "extra_body": {"think": False}, **more}
-    with openai_of(server) as client:
+    with server.openai() as client:
         create: Any = client.chat.completions.create
         answer = create(**settings)
         return list(answer) if settings.get("stream") else answer
@@ -158,7 +152,7 @@ def test_openai_texts_are_read_as_they_were_written(server: Running, change: Cha
 def test_responses_are_read_as_they_were_written(server: Running) -> None:
     more: Any = {"model": "model", "tools": [{"type": "function", **FUNCTION}], "extra_body": {"think": 8}}
     alone: Any = {"tool_choice": "required", "parallel_tool_calls": False}
-    with openai_of(server) as client:
+    with server.openai() as client:
         create: Any = client.responses.create
         first = create(input=ASKED, max_output_tokens=120, **alone, **more)
     call = next(item for item in first.output if item.type == "function_call")
@@ -168,7 +162,7 @@ def test_responses_are_read_as_they_were_written(server: Running) -> None:
         {**call.model_dump(exclude_none=True), "arguments": json.dumps(values)},
         {"type": "function_call_output", "call_id": call.call_id, "output": "Snow"},
     ]
-    with openai_of(server) as client:
+    with server.openai() as client:
         create = client.responses.create
         second = create(input=told, max_output_tokens=1, **more)
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens
@@ -200,8 +194,7 @@ def empty_text(message: dict[str, Any]) -> None:
 def test_anthropic_messages_are_read_as_they_were_written(
     server: Running, change: Change, stream: bool
 ) -> None:
-    url = f"http://127.0.0.1:{server.port}"
-    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+    with server.anthropic() as client:
         more: Any = {
             "model": "model",
             "tools": [{"name": NAME, "description": "The weather in a city.", "input_schema": SCHEMA}],
@@ -264,7 +257,7 @@ def test_ollama_messages_are_read_as_they_were_written(server: Running, change: 
     change(message)
     told = [*asks, message, {"role": "tool", "tool_name": NAME, "content": "Snow"}]
     before = cached_so_far(server)
-    with ollama.Client(f"http://127.0.0.1:{server.port}", timeout=PATIENCE_S) as client:
+    with server.ollama() as client:
         client.chat(messages=told, options={"num_predict": 1}, **more)
     assert cached_so_far(server) - before >= first["usage"]["total_tokens"]
 
@@ -272,7 +265,7 @@ def test_ollama_messages_are_read_as_they_were_written(server: Running, change: 
 def test_ollama_texts_are_read_as_they_were_written(server: Running) -> None:
     more: Any = {"model": "model", "think": False, "options": {"num_predict": 12}}
     asks = [{"role": "user", "content": "Tell me about ships."}]
-    with ollama.Client(f"http://127.0.0.1:{server.port}", timeout=PATIENCE_S) as client:
+    with server.ollama() as client:
         first = client.chat(messages=asks, **more)
         message = {"role": "assistant", "content": f"{first.message.content} \n"}
         before = cached_so_far(server)
@@ -411,8 +404,7 @@ def test_tokens_are_counted_while_no_place_is_free(smol_path: Path) -> None:
     with serving(lambda: load(smol_path, 1024), waiting=0, parallel=1) as server, server.connect() as busy:
         busy.send(CHAT, {"messages": ASKED, "stream": True})
         assert busy.socket.recv(1)  # the answer has begun
-        url = f"http://127.0.0.1:{server.port}"
-        with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+        with server.anthropic() as client:
             more: Any = {"model": "model", "messages": ASKED}
             assert client.messages.count_tokens(**more).input_tokens > 0
             with pytest.raises(anthropic.RateLimitError):

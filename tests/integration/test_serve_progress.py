@@ -6,13 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import ollama
-import openai
 import pytest
 
 from tests.serving import CHAT, Running, load, serving
-from tests.waiting import PATIENCE_S
 
 LONG: Any = [{"role": "user", "content": "The river was high that spring. " * 60 + "Why?"}]
 
@@ -43,7 +39,7 @@ def test_comments_tell_tokens_and_seconds_to_clients_of_openai(server: Running) 
     read, of, total, *rest = progress.split()
     assert (of, rest[0], rest[-2:]) == ("of", "tokens,", ["s", "left"])
     assert 0 < int(read) < int(total)
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none") as client:
+    with server.openai() as client:
         pieces = list(
             client.chat.completions.create(
                 model="model",
@@ -57,9 +53,7 @@ def test_comments_tell_tokens_and_seconds_to_clients_of_openai(server: Running) 
 
 @pytest.mark.slow
 def test_pings_come_before_the_answer_to_clients_of_anthropic(server: Running) -> None:
-    with anthropic.Anthropic(
-        base_url=f"http://127.0.0.1:{server.port}", api_key="none", max_retries=0, timeout=PATIENCE_S
-    ) as client:
+    with server.anthropic() as client:
         messages: Any = [{"role": "user", "content": "Listen. " + LONG[0]["content"]}]
         events = list(client.messages.create(model="model", messages=messages, max_tokens=4, stream=True))
     kinds = [event.type for event in events]
@@ -73,7 +67,7 @@ def test_pings_come_before_the_answer_to_clients_of_anthropic(server: Running) -
 
 
 def test_clients_of_ollama_get_lines_that_say_nothing(server: Running) -> None:
-    with ollama.Client(f"http://127.0.0.1:{server.port}", timeout=PATIENCE_S) as client:
+    with server.ollama() as client:
         messages: Any = [{"role": "user", "content": "So. " + LONG[0]["content"]}]
         lines = list(client.chat("model", messages, stream=True, options={"num_predict": 4}))
         whole = client.chat("model", messages, options={"num_predict": 4})
