@@ -23,8 +23,13 @@ class ProcessorUse:
 
 
 def read_load() -> ProcessorUse:
-    """Processor time used up to now."""
-    per_core = psutil.cpu_times(percpu=True)
+    """Processor time used up to now; none by others where the system does not tell, as Android does not."""
+    own = psutil.Process().cpu_times()
+    own_s = own.user + own.system + own.children_user + own.children_system
+    try:
+        per_core = psutil.cpu_times(percpu=True)
+    except OSError:
+        return ProcessorUse(time.monotonic(), own_s, own_s)
     allowed = [core for core in allowed_numbers() or range(len(per_core)) if core < len(per_core)]
     busy = 0.0
     for core in allowed:
@@ -32,10 +37,7 @@ def read_load() -> ProcessorUse:
         waiting = times.get("idle", 0.0) + times.get("iowait", 0.0)
         counted_twice = times.get("guest", 0.0) + times.get("guest_nice", 0.0)  # included in user and nice
         busy += sum(times.values()) - waiting - counted_twice
-    own = psutil.Process().cpu_times()
-    return ProcessorUse(
-        time.monotonic(), busy, own.user + own.system + own.children_user + own.children_system
-    )
+    return ProcessorUse(time.monotonic(), busy, own_s)
 
 
 def pressure(before: ProcessorUse, after: ProcessorUse, *, cores: int, threads: int) -> float:

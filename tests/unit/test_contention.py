@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +41,14 @@ def test_others_count_as_far_as_they_stand_in_the_way(
     before, after = ProcessorUse(5.0, 100.0, 7.0), ProcessorUse(15.0, 100.0 + busy_s, 7.0 + own_s)
     assert pressure(before, after, cores=cores, threads=threads) == pytest.approx(expected)
     assert pressure(before, before, cores=cores, threads=threads) == 0
+
+
+def test_a_system_that_hides_other_programs_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/proc/stat")
+
+    monkeypatch.setattr(psutil, "cpu_times", refuse)
+    assert ContentionWatch(1).pressure == 0
 
 
 def test_programs_that_take_every_core_are_noticed() -> None:
