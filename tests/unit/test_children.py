@@ -11,11 +11,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 import edgespec
 from edgespec.processes import children
 from edgespec.processes.children import find_program, python_command, run
+from tests.waiting import wait_until_ended
 
 SOURCES = Path(edgespec.__file__).parent
 
@@ -110,6 +112,20 @@ def test_a_child_has_the_import_path_of_its_parent(tmp_path: Path, monkeypatch: 
     assert path[0] == str(tmp_path)
     monkeypatch.chdir(children._ROOT)  # a checkout, where the package itself lies
     assert children._ROOT in json.loads(python_command("elsewhere")[5])
+
+
+@pytest.mark.skipif(sys.platform not in ("linux", "win32"), reason="other systems do not do it")
+def test_a_child_ends_with_the_program_that_started_it() -> None:
+    hangs = "import time; time.sleep(1e6)"
+    program = (
+        "import sys; from edgespec.processes.children import start\n"
+        f"print(start([sys.executable, '-c', {hangs!r}], with_parent=True).pid, flush=True); {hangs}"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    wait_until_ended(child)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="shell scripts")
