@@ -51,16 +51,7 @@ def write_block_head(
     """
     writer = gguf.GGUFWriter(path, "dflash")
     writer.add_block_count(shape.n_layers)
-    writer.add_context_length(shape.n_context)
-    writer.add_embedding_length(shape.width)
-    writer.add_feed_forward_length(shape.hidden)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.heads_kv)
-    writer.add_key_length(shape.head)
-    writer.add_value_length(shape.head)
-    writer.add_rope_dimension_count(shape.head)
-    writer.add_rope_freq_base(shape.rope_base)
-    writer.add_layer_norm_rms_eps(shape.epsilon)
+    shape.describe(writer)
     if rope_sections:
         writer.add_rope_dimension_sections([shape.head // 2, 0, 0, 0])
     writer.add_array("dflash.target_layers", list(shape.layers))

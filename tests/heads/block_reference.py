@@ -11,20 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.heads.eagle_file import FloatArray
+from tests.heads.eagle_file import FloatArray, LayerShape
 from tests.heads.reference import random_weights, silu
 
 
-@dataclass(frozen=True)
-class BlockShape:
+@dataclass(frozen=True, kw_only=True)
+class BlockShape(LayerShape):
     """The sizes of a block head.
 
     Attributes:
         layers: of the target, whose inputs it reads.
-        width: elements of the target's hidden states, and of its own.
         n_layers: its own layers.
-        heads, heads_kv, head: attention heads of queries, those of keys and values, and elements of each.
-        hidden: elements between the matrices of its feed-forward blocks.
         n_vocab: tokens that it drafts.
         block_size: positions of a block, the last token's included.
         mask: the token at the others.
@@ -35,12 +32,7 @@ class BlockShape:
     """
 
     layers: tuple[int, ...]
-    width: int
     n_layers: int
-    heads: int
-    heads_kv: int
-    head: int
-    hidden: int
     n_vocab: int
     block_size: int
     mask: int
@@ -49,9 +41,6 @@ class BlockShape:
     kernel: int = 3
     group: int = 16
     causal: bool = False
-    n_context: int = 2048
-    rope_base: float = 10000.0
-    epsilon: float = 1e-5
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:

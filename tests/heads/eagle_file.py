@@ -16,30 +16,53 @@ FloatArray = NDArray[np.float32]
 AddVocabulary = Callable[[gguf.GGUFWriter], None]
 
 
-@dataclass(frozen=True)
-class HeadShape:
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """The sizes of layers with attention.
+
+    Attributes:
+        width: elements of a hidden state.
+        heads, heads_kv, head: attention heads of queries, those of keys and values, and elements of each.
+        hidden: elements between the matrices of a feed-forward block.
+    """
+
+    width: int
+    heads: int
+    heads_kv: int
+    head: int
+    hidden: int
+    n_context: int = 2048
+    rope_base: float = 10000.0
+    epsilon: float = 1e-5
+
+    def describe(self, writer: gguf.GGUFWriter) -> None:
+        """Add the sizes to the metadata of a model."""
+        writer.add_context_length(self.n_context)
+        writer.add_embedding_length(self.width)
+        writer.add_feed_forward_length(self.hidden)
+        writer.add_head_count(self.heads)
+        writer.add_head_count_kv(self.heads_kv)
+        writer.add_key_length(self.head)
+        writer.add_value_length(self.head)
+        writer.add_rope_dimension_count(self.head)
+        writer.add_rope_freq_base(self.rope_base)
+        writer.add_layer_norm_rms_eps(self.epsilon)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadShape(LayerShape):
     """The sizes of a head.
 
     Attributes:
         layers: of the target, whose inputs it reads.
-        target_width, width: elements of the target's hidden states, and of the head's features.
-        heads, heads_kv, head: attention heads of queries, those of keys and values, and elements of each.
-        hidden: elements between the matrices of its feed-forward block.
+        target_width: elements of the target's hidden states.
         n_drafted: tokens that it drafts.
         norm_before_residual: whether features are normalized before they are added, too.
     """
 
     layers: tuple[int, ...]
     target_width: int
-    width: int
-    heads: int
-    heads_kv: int
-    head: int
-    hidden: int
     n_drafted: int
-    n_context: int = 2048
-    rope_base: float = 10000.0
-    epsilon: float = 1e-5
     norm_before_residual: bool = False
 
     @property
@@ -83,16 +106,7 @@ def write_head(
     """
     writer = gguf.GGUFWriter(path, "eagle3")
     writer.add_block_count(1)
-    writer.add_context_length(shape.n_context)
-    writer.add_embedding_length(shape.width)
-    writer.add_feed_forward_length(shape.hidden)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.heads_kv)
-    writer.add_key_length(shape.head)
-    writer.add_value_length(shape.head)
-    writer.add_rope_dimension_count(shape.head)
-    writer.add_rope_freq_base(shape.rope_base)
-    writer.add_layer_norm_rms_eps(shape.epsilon)
+    shape.describe(writer)
     writer.add_array("eagle3.target_layers", list(shape.layers))
     writer.add_uint32("eagle3.target_hidden_size", shape.target_width)
     writer.add_bool("eagle3.norm_before_residual", shape.norm_before_residual)

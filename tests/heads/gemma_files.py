@@ -29,16 +29,7 @@ def write_gemma(
     architecture = "gemma4-assistant" if shape.target_width else TARGET
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(len(shape.sliding))
-    writer.add_context_length(4096)
-    writer.add_embedding_length(shape.width)
-    writer.add_feed_forward_length(shape.hidden)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.heads_kv)
-    writer.add_layer_norm_rms_eps(shape.epsilon)
-    writer.add_key_length(shape.head)
-    writer.add_value_length(shape.head)
-    writer.add_rope_dimension_count(shape.head)
-    writer.add_rope_freq_base(shape.rope_base)
+    shape.describe(writer)
     for key, value in {
         "attention.key_length_swa": shape.sliding_head,
         "attention.value_length_swa": shape.sliding_head,

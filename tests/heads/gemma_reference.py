@@ -12,34 +12,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.heads.eagle_file import FloatArray
+from tests.heads.eagle_file import FloatArray, LayerShape
 
 Weights = Mapping[str, FloatArray]
 
 
-@dataclass(frozen=True)
-class GemmaShape:
+@dataclass(frozen=True, kw_only=True)
+class GemmaShape(LayerShape):
     """The sizes of a Gemma 4 or of an assistant.
 
     Attributes:
-        width, hidden: elements of a state, and between the matrices of a feed-forward block.
-        heads, heads_kv: attention heads of queries, and those of keys and values.
         head, sliding_head: elements of a head in a layer that sees everything, and in one with a window.
         sliding: for each layer, whether it has a window.
         window: tokens that such a layer sees, the row's own included.
         target_width: elements of the target's states, for an assistant; 0 for a model.
     """
 
-    width: int
-    hidden: int
-    heads: int
-    heads_kv: int
-    head: int
     sliding_head: int
     sliding: tuple[bool, ...]
     window: int
     n_vocab: int
     target_width: int = 0
+    n_context: int = 4096
     rope_base: float = 1e6
     sliding_rope_base: float = 1e4
     epsilon: float = 1e-6

@@ -9,49 +9,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.heads.eagle_file import HeadShape
+from tests.heads.eagle_file import HeadShape, LayerShape
 
 FloatArray = NDArray[np.float32]
 
 
-class AttentionShape(Protocol):
-    """The sizes of a layer with attention.
-
-    Attributes:
-        width: elements of a feature.
-        heads, heads_kv, head: attention heads of queries, those of keys and values, and elements of each.
-    """
-
-    @property
-    def width(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def heads_kv(self) -> int: ...
-    @property
-    def head(self) -> int: ...
-    @property
-    def rope_base(self) -> float: ...
-    @property
-    def epsilon(self) -> float: ...
-
-
-@dataclass(frozen=True)
-class MTPShape:
-    """The sizes of Qwen 3.5's layer for multi-token prediction; see HeadShape."""
-
-    width: int
-    heads: int
-    heads_kv: int
-    head: int
-    hidden: int
-    rope_base: float = 10000.0
-    epsilon: float = 1e-5
+class MTPShape(LayerShape):
+    """The sizes of Qwen 3.5's layer for multi-token prediction."""
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -102,9 +70,7 @@ class ReferenceLayer:
         embedding: (n_vocab, width) of tokens.
     """
 
-    def __init__(
-        self, shape: AttentionShape, weights: Mapping[str, FloatArray], embedding: FloatArray
-    ) -> None:
+    def __init__(self, shape: LayerShape, weights: Mapping[str, FloatArray], embedding: FloatArray) -> None:
         self._attention, self._weights, self._embedding = shape, weights, embedding
 
     def tree(

@@ -25,7 +25,7 @@ from edgespec.cli.conversation.interactive import InteractiveChat
 from edgespec.cli.conversation.keyboard import Keyboard, PlainKeyboard, TypedKeyboard
 from edgespec.cli.conversation.slash import pending_question
 from edgespec.cli.conversation.welcome import announce_download, greeting, welcome
-from edgespec.cli.options.common import OutputOptions, Preset, SystemFile, system_prompt
+from edgespec.cli.options.common import OutputOptions, Preset, System, SystemFile, system_prompt
 from edgespec.cli.options.declaration import config_option, is_on_command_line, option, with_options
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.prompt import FirstWord, MoreWords, NamedModel, model_and_prompt, whole_prompt, words_of
@@ -50,7 +50,7 @@ def chat(
         str | None,
         option(_PANEL, "-p --prompt", "The first question.", variable=False, metavar="TEXT"),
     ] = None,
-    system: Annotated[str | None, option(_PANEL, "--system", "The system prompt.", metavar="TEXT")] = None,
+    system: System = None,
     system_file: SystemFile = None,
     files: Attachments = None,
     images: ImageFiles = None,

@@ -27,7 +27,7 @@ from edgespec.cli.conversation.attach import (
 )
 from edgespec.cli.conversation.thoughts import ThoughtDisplay
 from edgespec.cli.interrupt import ENDING, cancelling
-from edgespec.cli.options.common import OutputOptions, Preset, SystemFile, system_prompt
+from edgespec.cli.options.common import OutputOptions, Preset, System, SystemFile, system_prompt
 from edgespec.cli.options.declaration import config_option, is_on_command_line, option, with_options
 from edgespec.cli.options.sampling import SamplingOptions, config_of_options
 from edgespec.cli.origin import ModelIdentity, Origin, model_identity
@@ -92,10 +92,7 @@ def generate(
             variable=False,
         ),
     ] = False,
-    system: Annotated[
-        str | None,
-        option(_PANEL, "--system", "The system prompt.", metavar="TEXT"),
-    ] = None,
+    system: System = None,
     system_file: SystemFile = None,
     files: Attachments = None,
     images: ImageFiles = None,

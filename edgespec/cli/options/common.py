@@ -115,6 +115,8 @@ Preset = Annotated[
 ]
 
 
+System = Annotated[str | None, option("Prompt", "--system", "The system prompt.", metavar="TEXT")]
+
 SystemFile = Annotated[
     str | None,
     option("Prompt", "--system-file", "A file with the system prompt.", metavar="FILE"),
