@@ -9,6 +9,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
 import torch
 
 import edgespec
