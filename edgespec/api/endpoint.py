@@ -64,12 +64,10 @@ class DirectEndpoint(_EndpointBase):
         reply: makes the answer of a request.
     """
 
+    waits = False
+
     def __init__(self, reply: Callable[[object, Engine, Limits], Event]) -> None:
         self.reply = reply
-
-    @property
-    def waits(self) -> bool:
-        return False
 
 
 class PromptEndpoint(_EndpointBase):

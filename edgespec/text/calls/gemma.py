@@ -35,20 +35,9 @@ _LITERALS = {"boolean": ("true", "false"), "null": ("null",)}
 class BraceSpelling:
     """Spells calls like this; see `syntax.CallSpelling`."""
 
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """The texts in it that may be control tokens."""
-        return (ENDS, QUOTE)
-
-    @property
-    def goes_on(self) -> bool:
-        """See `syntax.CallSpelling`."""
-        return False
-
-    @property
-    def quotes(self) -> str:
-        """See `syntax.CallSpelling`."""
-        return ""
+    marks = (ENDS, QUOTE)
+    goes_on = False
+    quotes = ""
 
     def grammar(self, tools: Sequence[Tool], controls: Mapping[str, int], *, several: bool) -> str:
         """See `syntax.CallSpelling`; each call has a trigger of its own."""
@@ -64,7 +53,6 @@ class BraceSpelling:
         return _BraceCallReader()
 
     def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-        """See `syntax.CallSpelling`."""
         return "".join(f"{TRIGGER}{_CALL}{name}{spelled(values)}{ENDS}" for name, values in calls)
 
 
@@ -263,7 +251,6 @@ class _BraceCallReader:
         self._awaits_value = False  # behind the name of a member
 
     def read(self, text: str) -> tuple[CallName | CallEnd | str, str]:
-        """See `CallReader`."""
         if not self._named:
             head = self._HEAD.match(text)
             if head is None:

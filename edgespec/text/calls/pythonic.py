@@ -29,6 +29,9 @@ _DESCRIBING = {"not", "title", "description", "default", "examples"}
 class PythonicSpelling:
     """Spells calls like this; see `syntax.CallSpelling`."""
 
+    goes_on = False
+    quotes = "\"'"
+
     opens: str
     ends: str
 
@@ -37,18 +40,7 @@ class PythonicSpelling:
         """The texts in it that may be control tokens."""
         return (self.ends,)
 
-    @property
-    def goes_on(self) -> bool:
-        """See `syntax.CallSpelling`."""
-        return False
-
-    @property
-    def quotes(self) -> str:
-        """See `syntax.CallSpelling`."""
-        return "\"'"
-
     def grammar(self, tools: Sequence[Tool], controls: Mapping[str, int], *, several: bool) -> str:
-        """See `syntax.CallSpelling`."""
         lines = [SPACE_RULE]
         for n, tool in enumerate(tools):
             lines += _call_rules(f"call_{n}", tool)
@@ -58,11 +50,9 @@ class PythonicSpelling:
         return "\n".join([f'start: {SPACE} "[" {SPACE} call {more} {SPACE} "]" {SPACE} {ends}', *lines])
 
     def reader(self, tools: Sequence[Tool]) -> CallReader:
-        """See `syntax.CallSpelling`."""
         return _PythonicReader(self.ends)
 
     def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-        """See `syntax.CallSpelling`."""
         texts = [
             f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
             for name, values in calls
@@ -138,7 +128,6 @@ class _PythonicReader:
         self._depth, self._quote = 0, ""  # within it
 
     def read(self, text: str) -> tuple[CallName | CallEnd | str, str]:
-        """See `CallReader`."""
         if not self._named:
             return self._between(text)
         if self._value is not None:

@@ -51,7 +51,6 @@ class JsonCallReader:
         self._quoted = self._escaped = False
 
     def read(self, text: str) -> tuple[CallName | CallEnd | str, str]:
-        """See `CallReader`."""
         if self._in_arguments:
             size = self._size_of_arguments(text)
             return text[:size], text[size:]

@@ -41,7 +41,6 @@ class LayoutSpelling:
 
     @property
     def quotes(self) -> str:
-        """See `syntax.CallSpelling`."""
         return '"' if self.layout.tags is None and self.trigger.count('"') % 2 == 0 else ""
 
     def grammar(self, tools: Sequence[Tool], controls: Mapping[str, int], *, several: bool) -> str:

@@ -78,7 +78,6 @@ class TaggedCallReader:
         self._named = self._ended = False
 
     def read(self, text: str) -> tuple[CallName | CallEnd | str, str]:
-        """See `CallReader`."""
         if self._ended:
             return CallEnd(), text
         if self._value is not None:
