@@ -171,8 +171,8 @@ class LendingServer:
         return BackendError(f"llama.cpp {describe_exit(code)}.", "Run 'edgespec doctor'.")
 
 
-NO_ADDRESS, NO_RPC = 3, 4
-"""Exit codes: the address cannot be listened on; this llama.cpp build has no RPC."""
+NO_ADDRESS, NO_RPC = 4, 5
+"""Exit codes: no listening at the address; a llama.cpp build without RPC. On Windows, abort gives 3."""
 
 _MARGIN = 0.05  # of available memory, left for other programs
 
