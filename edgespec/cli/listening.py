@@ -17,13 +17,6 @@ _BACKLOG = 128
 _HINT = "Choose another --port or --host."
 
 
-def cannot_listen(host: str, port: int, error: OSError, hint: str) -> UsageError:
-    """The error for an address that another program has, or the system does not allow."""
-    if error.errno == errno.EADDRINUSE:
-        return UsageError(f"Port {port} is already in use.", hint)
-    return UsageError(f"Cannot listen on {host}:{port}: {error.strerror}.", hint)
-
-
 def split_hosts(text: str) -> list[str]:
     """The addresses in a list with commas; those of IPv6 may have brackets."""
     hosts = [host.strip().removeprefix("[").removesuffix("]") for host in text.split(",")]
@@ -52,15 +45,20 @@ def is_local(host: str) -> bool:
 
 
 @contextmanager
-def listening(hosts: list[str], port: int) -> Iterator[list[socket.socket]]:
-    """Listen on addresses, all with the same port; 0 is one that is free."""
+def listening(hosts: list[str], port: int, hint: str = _HINT) -> Iterator[list[socket.socket]]:
+    """Listen on addresses, all with the same port; 0 is one that is free. Errors end with the hint."""
     with ExitStack() as stack:
         listeners: list[socket.socket] = []
         for host in hosts:
             if is_unix_socket(host):
                 listeners.append(stack.enter_context(_unix_listener(expanded(host))))
                 continue
-            listener = _tcp_listener(host, port, stack, alone=len(hosts) == 1)
+            try:
+                listener = _tcp_listener(host, port, stack, alone=len(hosts) == 1)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise UsageError(f"Port {port} is already in use.", hint) from error
+                raise UsageError(f"Cannot listen on {host}:{port}: {error.strerror}.", hint) from error
             port = listener.getsockname()[1]
             listeners.append(listener)
         yield listeners
@@ -68,18 +66,15 @@ def listening(hosts: list[str], port: int) -> Iterator[list[socket.socket]]:
 
 def _tcp_listener(host: str, port: int, stack: ExitStack, *, alone: bool) -> socket.socket:
     """A listening socket, closed with the stack; `alone` lets :: take IPv4 connections too."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-        # On Windows, SO_REUSEADDR would let a second program take the port.
-        option = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
-        listener.setsockopt(socket.SOL_SOCKET, option, 1)
-        if family == socket.AF_INET6 and not alone:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        raise cannot_listen(host, port, error, _HINT) from error
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    listener = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+    # On Windows, SO_REUSEADDR would let a second program take the port.
+    option = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
+    listener.setsockopt(socket.SOL_SOCKET, option, 1)
+    if family == socket.AF_INET6 and not alone:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    listener.bind((host, port))
+    listener.listen(_BACKLOG)
     return listener
 
 

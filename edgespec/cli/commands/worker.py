@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -12,7 +11,7 @@ from typing import Annotated
 import typer
 
 from edgespec.base.units import readable
-from edgespec.cli.listening import cannot_listen
+from edgespec.cli.listening import listening
 from edgespec.cli.options.common import OutputOptions
 from edgespec.cli.options.declaration import config_option, option, with_options
 from edgespec.cli.screen.results import results
@@ -105,12 +104,6 @@ def worker(*, lending: LendingOptions, output: OutputOptions) -> None:
 
 def _free_port(host: str, port: int) -> int:
     """The port, or a free one for 0."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, port))
-            listener.listen(1)  # which fails if another program listens there already
-        except OSError as error:
-            hint = "Choose another address with --listen; port 0 takes a free one."
-            raise cannot_listen(host, port, error, hint) from error
+    hint = "Choose another address with --listen; port 0 takes a free one."
+    with listening([host], port, hint) as [listener]:
         return int(listener.getsockname()[1])
