@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import llama_cpp
 import numpy as np
 import psutil
 
@@ -41,6 +40,7 @@ from edgespec.kernels import ggml
 from edgespec.kernels.device_speed import measure_speeds, refuses_to_pin, transfer_times
 from edgespec.kernels.ggml import rpc
 from edgespec.kernels.ggml.buffer_types import device_named
+from edgespec.kernels.ggml.functions import exported
 from edgespec.kernels.ggml.structs import Buffer, BufferType
 from edgespec.kernels.layouts import kernel_layouts
 from edgespec.kernels.watch import Watch
@@ -247,7 +247,7 @@ def computing_replaced(how: str, *, at_once: bool = False) -> Iterator[Callable[
         return int(begun[-1])
 
     # ggml's own function ends the process if it is called with a number as large as an address.
-    ending = ctypes.cast(llama_cpp.llama_cpp._lib.ggml_backend_dev_get, ctypes.c_void_p)
+    ending = ctypes.cast(ctypes.CFUNCTYPE(None)(exported("ggml_backend_dev_get")), ctypes.c_void_p)
     no_memory = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: _ALLOC_FAILED)
 
     def fail() -> None:
@@ -377,7 +377,7 @@ def freed_when_lost(device: int) -> bool:
     with replaced(device, _HOST_BUFFER_TYPE, plain_memory_as_pinned()):
         memory = PinnedMemory.allocated(1 << 20, device)
     assert memory is not None
-    ending = ctypes.cast(llama_cpp.llama_cpp._lib.ggml_backend_dev_get, ctypes.c_void_p)
+    ending = ctypes.cast(ctypes.CFUNCTYPE(None)(exported("ggml_backend_dev_get")), ctypes.c_void_p)
     Buffer.from_address(memory._buffer).interface.free_buffer = ending.value
     device_error([device], "it was unplugged", LogLines())
     memory.close()
@@ -390,7 +390,7 @@ def failed_in_loads(model: str) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     device = own_device()
-    ending = ctypes.cast(llama_cpp.llama_cpp._lib.ggml_backend_dev_get, ctypes.c_void_p)
+    ending = ctypes.cast(ctypes.CFUNCTYPE(None)(exported("ggml_backend_dev_get")), ctypes.c_void_p)
     kind = BufferType.from_address(ggml.functions()["ggml_backend_dev_buffer_type"](device))
     allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
     real = allocate(kind.interface.alloc_buffer)
@@ -643,9 +643,7 @@ def become_card(address: str, models: list[str], *, measured: bool) -> None:
         measured: how fast it and the processor are is measured, which takes seconds; else both are alike.
     """
     (device,) = rpc.connect(address)
-    register = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(
-        ("ggml_backend_device_register", llama_cpp.llama_cpp._lib)
-    )
+    register = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(exported("ggml_backend_device_register"))
     register(device)
     (known,) = current_build().gpus
     types = {usual_type(ModelFiles.of(read_header(model))) for model in models}

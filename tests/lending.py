@@ -52,14 +52,20 @@ class LocalWorker:
 
         Nothing happens if it has ended.
         """
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if sys.platform == "win32":
+            self._process.kill()  # with which the server ends
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._ended()
 
     def stop(self) -> int:
-        """Ctrl-C; returns the exit code."""
+        """Ctrl-C, which Windows sends to consoles only: there it is ended; returns the exit code."""
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
+            if sys.platform == "win32":
+                self._process.terminate()
+            else:
+                self._process.send_signal(signal.SIGINT)
         return self._ended()
 
     def _ended(self) -> int:

@@ -374,6 +374,7 @@ def test_a_worker_says_what_is_wrong() -> None:
     assert "--public" in open_to_all.stderr
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_a_worker_ends_with_ctrl_c(has_rpc: None) -> None:
     worker = LocalWorker("--memory", "64MiB")
     assert [device["free"] for device in worker.devices][-1] == 64 << 20
