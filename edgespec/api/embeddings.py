@@ -93,7 +93,6 @@ class EmbeddingEndpoint(ABC):
         """The body of the answer."""
 
     def failure(self, refusal: Refusal) -> Event:
-        """The body of an error."""
         return refusal.body
 
 

@@ -104,7 +104,6 @@ class CompletionBuilder:
         return [event]
 
     def piece(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
-        """A piece of a streamed answer."""
         echo = self._echo(index, chunk.prompt_logprobs)
         delta: dict[str, Any] = {}
         if chunk.reasoning:
@@ -124,7 +123,6 @@ class CompletionBuilder:
         return [*echo, event | told]
 
     def end(self, index: int, answer: Generation) -> list[dict[str, Any]]:
-        """Return the end of a streamed answer."""
         echo = self._echo(index, answer.prompt_logprobs)
         whole = self._custom_deltas(index)
         delta: dict[str, Any] = {"tool_calls": whole} if whole else {}

@@ -92,7 +92,6 @@ class ResponsesBuilder:
         ]
 
     def piece(self, _index: int, chunk: Chunk) -> list[Event]:
-        """A piece of a streamed answer."""
         events: list[Event] = []
         if chunk.reasoning:
             events += self._said("rs", chunk.reasoning)
@@ -103,7 +102,6 @@ class ResponsesBuilder:
         return events
 
     def end(self, _index: int, answer: Generation) -> list[Event]:
-        """Return the end of a streamed answer."""
         events = []
         if not any(item.kind != "rs" for item in self._items):
             events += self._begin(OutputItem("msg"))

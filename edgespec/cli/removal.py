@@ -38,7 +38,6 @@ class Removable:
     n_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON for scripts."""
         return {"path": str(self.path), "kind": self.kind, "bytes": self.n_bytes}
 
 

@@ -81,7 +81,6 @@ class Prediction:
         return self.tokens_per_pass / self.round_s
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON for scripts."""
         return {
             "drafter": self.drafter,
             "tree_budget": self.nodes,

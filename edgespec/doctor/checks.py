@@ -34,7 +34,6 @@ class Finding:
     do: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields for scripts."""
         return asdict(self)
 
 

@@ -44,7 +44,6 @@ class DeviceCheck:
         return f"{self.name} ({self.description})" if self.description else self.name
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields for scripts."""
         return asdict(self)
 
 

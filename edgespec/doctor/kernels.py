@@ -21,7 +21,6 @@ class LayoutFacts:
     speedup: tuple[tuple[int, float], ...] = ()  # rows, and speed relative to the plain layout
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields for scripts."""
         return asdict(self) | {"speedup": {str(rows): round(times, 3) for rows, times in self.speedup}}
 
     @property
@@ -43,7 +42,6 @@ class KernelFacts:
     error: EdgeSpecError | None = None  # llama.cpp does not work, or the setting cannot be satisfied
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields for scripts."""
         return {"setting": self.setting, "layouts": [layout.to_json() for layout in self.layouts]}
 
 

@@ -208,7 +208,6 @@ class AgreementMeter:
         return tokens, [len(part) for part in parts]
 
     def close(self) -> None:
-        """Free the model."""
         self.context.close()
         self.model.close()
 

@@ -78,7 +78,6 @@ class MadeDrafter:
         return self.tokens_per_second * self.pass_s
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON for scripts."""
         return {
             "target": str(self.target),
             "path": str(self.path),

@@ -51,7 +51,6 @@ class PairCheck:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON for scripts."""
         return {
             "target": str(self.target),
             "drafter": str(self.drafter),

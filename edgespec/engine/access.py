@@ -86,7 +86,6 @@ class ExclusiveAccess:
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for their turn."""
         with self._lock:
             return max(len(self._active()) - 1, 0)
 

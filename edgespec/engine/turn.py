@@ -21,7 +21,6 @@ class SavedStates:
     closed: bool = False  # whether nothing is saved here any more
 
     def clear(self) -> None:
-        """Remove all of them."""
         self.target.clear()
         StateStore(CheckedFiles(self.drafter), "").clear()
 

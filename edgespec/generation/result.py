@@ -151,7 +151,6 @@ class TokenLogprob:
         return self if len(self.top) <= top else replace(self, top=self.top[:top])
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON for scripts."""
         values = self._named() | {"is_greedy": self.is_greedy}
         return values | ({"top_logprobs": [other._named() for other in self.top]} if self.top else {})
 

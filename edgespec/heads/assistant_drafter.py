@@ -109,7 +109,6 @@ class AssistantDrafter(MergingDrafter):
         self._shown.append(_ShownState(sequence.memory, sequence.cache, tokens, hidden[-1].copy()))
 
     def closed(self, sequence: TargetSequence) -> None:
-        """The target has forgotten a sequence."""
         self._shown = [shown for shown in self._shown if shown.memory is not sequence.memory]
 
     def digest(self) -> None:

@@ -137,7 +137,6 @@ class HeadContextShape(Shape):
     """The sizes of a head's context."""
 
     def open(self, model: Model, beside: Context | None = None) -> Context:
-        """A context of these sizes."""
         return open_context(model, beside, n_cells=self.n_cells, n_sequences=self.n_sequences, n_threads=1)
 
 

@@ -101,7 +101,6 @@ class HeadDrafter(ModelDrafter):
         self._shown.append(_ShownStates(sequence.memory, tokens, start, hidden))
 
     def closed(self, sequence: TargetSequence) -> None:
-        """The target has forgotten a sequence."""
         self._shown = [shown for shown in self._shown if shown.memory is not sequence.memory]
         self._closed.append(sequence.memory)
 

@@ -126,7 +126,6 @@ class LayerTap:
         self._found[layer].append(values)
 
     def end(self, *, completed: bool) -> None:
-        """The decode has returned."""
         if not completed:
             self._found = {}
 

@@ -64,7 +64,6 @@ class ProjectorFacts:
         return f"{readable(self.reading_bytes)} are reserved for reading an image with {self.name}."
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON for scripts."""
         return {
             "name": self.name,
             "bytes": self.n_bytes,

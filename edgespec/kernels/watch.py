@@ -204,5 +204,4 @@ class Gate:
         self._f["gate_watches"](self.data, handles, len(watches))
 
     def begin(self) -> None:
-        """A pass begins."""
         self._f["gate_begin"](self.data)

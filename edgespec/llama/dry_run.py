@@ -65,7 +65,6 @@ class EmbeddingContextShape(Shape):
     """The sizes of a context that computes embeddings."""
 
     def open(self, model: Model, beside: Context | None = None) -> Context:
-        """A context of these sizes."""
         return EmbeddingContext(
             model,
             n_cells=self.n_cells,

@@ -65,7 +65,6 @@ class FirstLayers:
         return all(layout is not None and layout.name == OWN for layout in layouts)
 
     def watch_own(self) -> Callable[[], bool]:
-        """As Context.watch_own."""
         return self._context.watch_own()
 
     def decode(self, rows: int) -> FloatArray | None:
@@ -109,7 +108,6 @@ class _End(GraphObserver):
         self.values: FloatArray | None = None
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
-        """A decode begins."""
         self.values = None
 
     def computed(self, node: Address) -> None:

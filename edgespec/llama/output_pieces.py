@@ -77,7 +77,6 @@ class OutputPieces(GraphObserver):
             self._context.graph.remove(self)
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
-        """A decode begins."""
         self._chosen, self._stop = {}, stop
 
     def reached(self, node: Address) -> bool:

@@ -68,7 +68,6 @@ class FullProfile:
     layers: str = ""  # which are where, in words; empty if all are on the processor
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON for scripts."""
         parts = {
             name: part.to_json() if part is not None else None
             for name, part in (

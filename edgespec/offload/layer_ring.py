@@ -80,12 +80,10 @@ class LayerSwitch:
         self._reset()
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
-        """A pass begins."""
         self._stop_asked = stop
         self._reset()
 
     def end(self, *, completed: bool) -> None:
-        """The pass is over."""
         if self._copies is not None:
             self._copies.leave(self._layer_of)
         self._ring.restart()

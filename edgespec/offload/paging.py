@@ -82,7 +82,6 @@ class PagedWeights(AllInMemory, GraphObserver):
         self._ask_for(self._order[0])
 
     def end(self, *, completed: bool) -> None:
-        """The decode has returned."""
         with self._changed:
             self._jobs.clear()
 

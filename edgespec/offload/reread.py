@@ -116,7 +116,6 @@ class RereadSwitch(GraphObserver):
             self.watch.ask_about_readers(number, 0)
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
-        """A pass begins."""
         self._stop_asked = stop
 
     def reached(self, node: Address) -> bool:
@@ -130,7 +129,6 @@ class RereadSwitch(GraphObserver):
         return False
 
     def end(self, *, completed: bool) -> None:
-        """The pass is over."""
         if self._current is not None:
             self._current = None
             self._ring.restart()

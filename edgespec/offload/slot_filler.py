@@ -314,6 +314,5 @@ class _Scratch:
         return self._memory
 
     def close(self) -> None:
-        """Free the memory."""
         if self._memory is not None:
             self._memory.close()

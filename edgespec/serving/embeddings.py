@@ -43,7 +43,6 @@ class ServedEmbedder:
         self.embedder.cancel()
 
     def close(self) -> None:
-        """Free the model."""
         self.embedder.close()
 
 

@@ -87,7 +87,6 @@ class NativeBuilder:
         return []
 
     def piece(self, index: int, chunk: Chunk) -> list[Event]:
-        """A piece of a streamed answer."""
         text = chunk.reasoning + chunk.text
         return [{"index": index, "content": text, "tokens": [*chunk.tokens], "stop": False}] if text else []
 

@@ -23,7 +23,6 @@ class Evaluation:
     tokens_per_second: float  # that the target should reach with it, by its agreement and its step
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields for scripts."""
         return asdict(self) | {"path": str(self.path)}
 
 

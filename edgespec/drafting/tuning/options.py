@@ -73,7 +73,6 @@ class TunedDrafter:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields for scripts."""
         return {
             "target": str(self.target),
             "path": str(self.path) if self.path else None,

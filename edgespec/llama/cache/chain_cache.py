@@ -105,14 +105,12 @@ class ChainCache:
         """Do nothing: a state has no cells."""
 
     def clear(self) -> None:
-        """Forget the sequence."""
         self.length = 0
         self._saved = None
         self._tried = []
         self.context.clear()
 
     def close(self) -> None:
-        """Forget the sequence."""
         self.clear()
 
     def save(self, start: int, end: int) -> ctypes.Array[ctypes.c_uint8]:

@@ -252,13 +252,11 @@ class StateCache:
         """Do nothing: the text's cells are the first ones, in order."""
 
     def clear(self) -> None:
-        """Forget the text."""
         self._cached = _CachedTokens()
         self._tried = None
         self.context.clear()
 
     def close(self) -> None:
-        """Forget the text."""
         self.clear()
 
     def save(self, start: int, end: int) -> ctypes.Array[ctypes.c_uint8]:

@@ -117,7 +117,6 @@ class GraphCallback:
         return tuple(self._observers)
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
-        """A decode begins."""
         self._error = None
         if self._gate is not None:
             self._gate.begin()

@@ -106,7 +106,6 @@ class CatalogEntry:
         return hollow_files(self.name, self.shape, label)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON for scripts."""
         row = asdict(self)
         row["bytes"] = row.pop("n_bytes")
         row["drafters"] = list(self.drafters)

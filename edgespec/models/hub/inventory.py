@@ -26,7 +26,6 @@ class LocalModel:
     projector: Path | None = None  # the file by which a model from the Hub sees; None if it has none
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON for scripts."""
         return {
             "name": self.name,
             "source": self.source,

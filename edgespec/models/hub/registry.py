@@ -51,7 +51,6 @@ class DrafterPair:
         return Path(self.drafter)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON for scripts."""
         return asdict(self) | {"n_bytes": size_of(self.path)}
 
 

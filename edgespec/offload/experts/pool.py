@@ -125,7 +125,6 @@ class ExpertPool:
         return self.slots.address_of(0)
 
     def next_pass(self) -> None:
-        """A pass begins."""
         self._counts.next_pass()
 
     def request(self, layer: int, experts: Sequence[int], shares: Sequence[float]) -> None:

@@ -67,7 +67,6 @@ class ExpertSwitch(GraphObserver):
         self._chosen: set[int] = set()  # layers whose routers have chosen in this pass
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
-        """A pass begins."""
         self._stop_asked, self._padding = stop, padding
         self._chosen.clear()
         self._pool.next_pass()

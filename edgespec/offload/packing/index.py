@@ -82,7 +82,6 @@ class PackedFile:
     parts: tuple[Path, ...]  # in other folders
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON for scripts."""
         return {
             "path": str(self.path),
             "bytes": self.n_bytes,

@@ -41,7 +41,6 @@ class PlanReport:
         return {"plain": self.plain, "prose": self.chosen, "code": best(self.code_sizes)}
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON for scripts."""
         return {
             "model": self.model,
             "drafter": self.drafter,

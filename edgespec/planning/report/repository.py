@@ -55,7 +55,6 @@ class FilePlan:
         return max(plan.plain.tokens_per_second, plan.chosen.tokens_per_second) if plan else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON for scripts."""
         return {
             "name": self.name,
             "bytes": self.n_bytes,
@@ -83,7 +82,6 @@ class RepositoryPlan:
         return max(keep, key=lambda f: f.tokens_per_second, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON for scripts."""
         fastest = self.fastest
         return {
             "repository": self.repo,

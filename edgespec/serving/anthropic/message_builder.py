@@ -77,7 +77,6 @@ class MessageBuilder:
         return events
 
     def end(self, _index: int, answer: Generation) -> list[Event]:
-        """The events that a streamed answer ends with."""
         changed = {"type": "message_delta", "delta": _ending(answer), "usage": _usage(answer)} | self._notes
         return [*self._close(), changed, {"type": "message_stop"}]
 
