@@ -32,6 +32,7 @@ from edgespec.workers.connection import WorkerConnection, receive
 from edgespec.workers.protocol import HEADER, LENGTH, RPCCommand
 from edgespec.workers.relay import Relay
 from tests.waiting import PATIENCE_S
+from tests.wine import needs_owners
 
 
 def test_addresses() -> None:
@@ -166,6 +167,7 @@ def request(client: socket.socket, command: RPCCommand, content: bytes = b"") ->
     return receive(client, length)
 
 
+@needs_owners
 def test_a_relay_passes_requests_and_answers_on() -> None:
     large = bytes(range(256)) * 4096
     with relayed(struct.pack("<I", 3), large, b"\1") as (worker, relay, client):
@@ -187,6 +189,7 @@ def test_a_relay_passes_requests_and_answers_on() -> None:
     assert worker.requests[2][1] == large
 
 
+@needs_owners
 def test_a_relay_serves_its_own_process_alone() -> None:
     with relayed(struct.pack("<I", 3)) as (worker, relay, client):
         client.close()
@@ -203,6 +206,7 @@ def test_a_relay_serves_its_own_process_alone() -> None:
     assert len(worker.requests) == 2, "a greeting, and one request"
 
 
+@needs_owners
 @pytest.mark.parametrize(
     "command", [c for c in RPCCommand if protocol.is_answered(c) and c != RPCCommand.HELLO]
 )
@@ -219,6 +223,7 @@ def test_a_relay_answers_for_a_worker_that_is_gone(command: RPCCommand) -> None:
         assert len(request(client, RPCCommand.GET, protocol.get_content(tensor, 400))) == 400
 
 
+@needs_owners
 def test_an_answer_that_breaks_off_is_filled_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         breaking = threading.Thread(target=_break_off, args=(listener,))
@@ -235,6 +240,7 @@ def test_an_answer_that_breaks_off_is_filled_up() -> None:
         breaking.join()
 
 
+@needs_owners
 def test_a_worker_that_hangs_is_given_up_once_nobody_waits() -> None:
     """After Ctrl-C, as ggml cannot be interrupted while it waits."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
