@@ -571,6 +571,7 @@ void edgespec_read_in_place(int on) {
 }
 
 int64_t edgespec_pack_next(void) {
+    if (!loading) return 0;
     loading->clearing.end();
     auto & weights = loading->weights;
     if (weights.empty()) return 0;
