@@ -206,6 +206,19 @@ def test_what_an_edited_question_mentions_is_attached_once(typed: Any, tmp_path:
     assert session.messages[0]["content"] == attached
 
 
+def test_an_attached_file_does_not_choose_what_an_edited_question_attaches(
+    typed: Any, tmp_path: Path
+) -> None:
+    other, notes = tmp_path / "other.txt", tmp_path / "notes.md"
+    other.write_text("Secret.")
+    notes.write_text(f"See @{other} and\n```\n@{other}\n```\n")
+    *_, session = typed(f"What about @{notes}?")
+    attached = session.messages[0]["content"]
+    _, err, session = typed("Hi", f"/edit Look:\n{attached}")
+    assert err == []
+    assert "Secret" not in session.messages[0]["content"]
+
+
 @pytest.mark.parametrize("error", [DeviceLostError, MemoryLimitError])  # while it answers, by /model
 def test_a_model_that_cannot_be_loaded_again_is_loaded_with_the_next_question(
     engine: TalkingEngine, capsys: pytest.CaptureFixture[str], smol_path: Path, error: type[EdgeSpecError]

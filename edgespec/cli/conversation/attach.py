@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -41,6 +41,7 @@ ImageFiles = Annotated[
 # Terminals paste the path of a dropped file: in quotes, with backslashes before spaces, or as a URL.
 _PATH = re.compile(r"""(?<!\S)(?:'([^'\n]+)'|"([^"\n]+)"|((?:\\.|[^\s\\'"])+))(?!\S)""")
 _MENTION = re.compile(r'(?<!\S)@(?:"([^"]+)"|(\S+))')
+_CONTENT = re.compile(r"^[^\n]*:\n(`{3,})\n", re.MULTILINE)  # the beginning of a file's, see `after_files`
 
 
 def read_attachment(name: str) -> tuple[Path, str]:
@@ -64,14 +65,18 @@ class AttachedQuestion(NamedTuple):
 def with_attachments(text: str, files: list[tuple[Path, str]]) -> AttachedQuestion:
     """The question after the contents of `files` and of the files it mentions by @path, each once.
 
-    A mention of something that is not a file stays as it is.
+    A mention of something that is not a file stays as it is, and so does one within contents of files, as a
+    question has them that is edited: a stranger's file must not choose what is attached.
     """
     from edgespec.images.file import SUFFIXES, is_image
     from edgespec.images.parts import image_of
 
     files = list(files)
     images: dict[Path, Image] = {}
+    contents = list(_contents(text))
     for match in _MENTION.finditer(text):
+        if any(start <= match.start() < end for start, end in contents):
+            continue
         name = match[1] or match[2]
         # Punctuation after a path is not part of it, unless there is such a file.
         for spelled in dict.fromkeys([name, name.rstrip(".,;:!?)")]):
@@ -84,6 +89,15 @@ def with_attachments(text: str, files: list[tuple[Path, str]]) -> AttachedQuesti
                         files.append(file)
                 break
     return AttachedQuestion(after_files(text, files), [path for path, _ in files], [*images.values()])
+
+
+def _contents(text: str) -> Iterator[tuple[int, int]]:
+    """Where contents of files begin and end in a question."""
+    end = 0
+    while begun := _CONTENT.search(text, end):
+        closed = text.find(f"\n{begun[1]}\n", begun.end() - 1)
+        end = closed if closed >= 0 else len(text)
+        yield begun.start(), end
 
 
 def after_files(text: str, files: Sequence[tuple[Path, str]]) -> str:
