@@ -92,7 +92,7 @@ def with_attachments(text: str, files: list[tuple[Path, str]]) -> AttachedQuesti
 
 
 def _contents(text: str) -> Iterator[tuple[int, int]]:
-    """Where contents of files begin and end in a question."""
+    """Spans of the contents of files in a question."""
     end = 0
     while begun := _CONTENT.search(text, end):
         closed = text.find(f"\n{begun[1]}\n", begun.end() - 1)
