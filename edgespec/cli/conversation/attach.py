@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -73,10 +73,7 @@ def with_attachments(text: str, files: list[tuple[Path, str]]) -> AttachedQuesti
 
     files = list(files)
     images: dict[Path, Image] = {}
-    contents = list(_contents(text))
-    for match in _MENTION.finditer(text):
-        if any(start <= match.start() < end for start, end in contents):
-            continue
+    for match in _MENTION.finditer(_without_contents(text)):
         name = match[1] or match[2]
         # Punctuation after a path is not part of it, unless there is such a file.
         for spelled in dict.fromkeys([name, name.rstrip(".,;:!?)")]):
@@ -91,13 +88,14 @@ def with_attachments(text: str, files: list[tuple[Path, str]]) -> AttachedQuesti
     return AttachedQuestion(after_files(text, files), [path for path, _ in files], [*images.values()])
 
 
-def _contents(text: str) -> Iterator[tuple[int, int]]:
-    """Spans of the contents of files in a question."""
-    end = 0
+def _without_contents(text: str) -> str:
+    """A question without the contents of files in it."""
+    parts, end = [], 0
     while begun := _CONTENT.search(text, end):
+        parts.append(text[end : begun.start()])
         closed = text.find(f"\n{begun[1]}\n", begun.end() - 1)
         end = closed if closed >= 0 else len(text)
-        yield begun.start(), end
+    return "\n".join([*parts, text[end:]])
 
 
 def after_files(text: str, files: Sequence[tuple[Path, str]]) -> str:
